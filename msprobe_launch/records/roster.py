@@ -1,0 +1,112 @@
+"""The manifest of a run and the mark that each rank leaves, with their files.
+
+A rank writes its own mark while it lives (`attached` and what it recorded so far); the launcher adds how the process
+ended once it is dead, so a mark never has two writers at one time. Every write is to a temporary name and renamed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from msprobe_launch.errors import UnreadableInput
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What was started, written once per run by the first node. Times are ISO 8601 with UTC offset."""
+
+    command: tuple[str, ...]
+    script: str
+    backend: str
+    started: str
+    world_size: int | None = None
+    nnodes: str = "1"
+    bench: str | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    host: str = ""
+    format_version: int = FORMAT_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class RankMark:
+    """Who a rank was, what it recorded, what it lost, and how it ended.
+
+    `attached` is False in a mark that only the launcher wrote (the rank never reached us). `steps` lists the recorded
+    steps that were closed. `lost` maps a reason to a number of calls. `unseen` maps what could not be observed to a
+    number. `exit_code` is negative for a signal, as subprocess has it; `ended` says it in words.
+    """
+
+    rank: int
+    attached: bool
+    host: str = ""
+    pid: int = 0
+    local_rank: int | None = None
+    world_size: int | None = None
+    attempt: int = 0
+    framework: str = ""
+    recording: bool = True
+    started: str = ""
+    steps: tuple[int, ...] = ()
+    calls: int = 0
+    lost: dict[str, int] = field(default_factory=dict)
+    unseen: dict[str, int] = field(default_factory=dict)
+    last_op: str = ""
+    finished: bool = False
+    note: str = ""
+    exit_code: int | None = None
+    ended: str = ""
+    exception: str = ""
+    format_version: int = FORMAT_VERSION
+
+
+_T = TypeVar("_T", Manifest, RankMark)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` so that a reader sees the old file or the new one, never a part. Makes the parent folder.
+
+    Raises OSError as the file system does; the temporary file is then removed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The pid keeps two writers on one shared file system from taking each other's temporary file.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def save(path: Path, value: Manifest | RankMark) -> None:
+    """Write a manifest or mark as JSON. Raises OSError."""
+    write_atomically(path, json.dumps(dataclasses.asdict(value), indent=1, ensure_ascii=False) + "\n")
+
+
+def load(path: Path, kind: type[_T]) -> _T:
+    """Read a manifest or mark. Unknown keys (of a newer version) are left out.
+
+    Raises UnreadableInput with the reason where the file is missing, cut or not what it should be.
+    """
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UnreadableInput(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise UnreadableInput(f"{path}: cannot be read: {error}") from error
+    if not isinstance(raw, dict):
+        raise UnreadableInput(f"{path}: holds {type(raw).__name__}, not an object")
+    names = {f.name for f in dataclasses.fields(kind)}
+    values = {key: tuple(v) if isinstance(v, list) else v for key, v in raw.items() if key in names}
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise UnreadableInput(f"{path}: not a {kind.__name__}: {error}") from error
