@@ -1,0 +1,27 @@
+"""One sub-package per framework; `start` is the only place that maps a framework's name to its adapter."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from msprobe_launch.capture.identity import RankIdentity
+    from msprobe_launch.capture.session import Session
+    from msprobe_launch.config import ProbeConfig
+
+# Import name of the framework (what the bootstrap waits for) -> module that has `create_adapter()`.
+ADAPTERS = {"torch": "msprobe_launch.adapters.torch.adapter"}
+
+
+def start(framework: str, config: ProbeConfig, identity: RankIdentity) -> Session:
+    """Build this rank's Session for a framework that has just been imported, and install its hooks.
+
+    Writes the rank's roster mark. May raise; the caller (`bootstrap.attach`) is the guard.
+    """
+    from msprobe_launch.capture.session import Session
+
+    module = importlib.import_module(ADAPTERS[framework])
+    session = Session(config, identity, module.create_adapter())
+    session.install()
+    return session
