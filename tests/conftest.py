@@ -1,0 +1,47 @@
+"""Fixtures of all tests. `../shared` holds the team's samples and cases; tests that need it skip without it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of samples beside the repository, or a skip."""
+    path = REPOSITORY.parent / "shared"
+    if not (path / "interop").is_dir():
+        pytest.skip("../shared (samples of msprobe's files and the cases) is not there")
+    return path
+
+
+@pytest.fixture(scope="session")
+def run_cli() -> Run:
+    """Run a Python command line such as `["-m", "msprobe_launch", "--help"]` with this interpreter, output captured."""
+
+    def run(
+        argv: Sequence[str | os.PathLike[str]],
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        timeout: float = 120,
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *map(os.fspath, argv)],
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+            cwd=cwd,
+            timeout=timeout,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
