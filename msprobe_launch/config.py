@@ -1,10 +1,17 @@
-"""ProbeConfig: what a rank records, resolved once (defaults < file < environment < flags), then frozen."""
+"""ProbeConfig: what a rank records, resolved once (defaults < file < environment < flags), then frozen.
+
+`config_sources` resolves it in the launcher. This module is also what a rank imports to read the result back, so it
+needs the standard library only.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 
 class Level(str, Enum):
@@ -58,6 +65,11 @@ class NumberSet:
     def __contains__(self, number: int) -> bool:
         return not self.ranges or any(low <= number <= high for low, high in self.ranges)
 
+    @classmethod
+    def parse(cls, text: str) -> NumberSet:
+        """Read `0,2,5-8`; an empty text picks every number. Raises ValueError with the part that is wrong."""
+        return cls(tuple(_range(part.strip()) for part in text.split(",") if part.strip()))
+
     @property
     def last(self) -> int | None:
         """The largest number picked, or None where every number is."""
@@ -65,6 +77,19 @@ class NumberSet:
 
     def __str__(self) -> str:
         return ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in self.ranges)
+
+
+_NUMBER_OR_RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
+
+
+def _range(text: str) -> tuple[int, int]:
+    match = _NUMBER_OR_RANGE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"'{text}' is neither a number nor a range such as 5-8")
+    low, high = int(match[1]), int(match[2] or match[1])
+    if low > high:
+        raise ValueError(f"the range '{text}' runs backwards")
+    return low, high
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +113,45 @@ class ProbeConfig:
     bench: Path | None = None
     flush_records: int = 500
     flush_seconds: float = 2.0
+
+    def to_json(self) -> str:
+        """One line of JSON, which `from_json` reads back to an equal configuration."""
+        return json.dumps(self.as_dict(), ensure_ascii=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values, for the manifest and for the environment variable that ranks read."""
+        return {
+            "run_dir": str(self.run_dir),
+            "level": self.level.value,
+            "task": self.task.value,
+            "steps": str(self.steps),
+            "ranks": str(self.ranks),
+            "scope": [*self.scope],
+            "list": [*self.list],
+            "data_mode": sorted(mode.value for mode in self.data_mode),
+            "step_on": self.step_on.value,
+            "eval": self.eval,
+            "bench": None if self.bench is None else str(self.bench),
+            "flush_records": self.flush_records,
+            "flush_seconds": self.flush_seconds,
+        }
+
+    @classmethod
+    def from_json(cls, text: str) -> ProbeConfig:
+        """Read what `to_json` wrote. Raises ValueError, KeyError or TypeError where the text is anything else."""
+        raw = json.loads(text)
+        return cls(
+            run_dir=Path(raw["run_dir"]),
+            level=Level(raw["level"]),
+            task=Task(raw["task"]),
+            steps=NumberSet.parse(raw["steps"]),
+            ranks=NumberSet.parse(raw["ranks"]),
+            scope=tuple(raw["scope"]),
+            list=tuple(raw["list"]),
+            data_mode=frozenset(map(DataMode, raw["data_mode"])),
+            step_on=StepOn(raw["step_on"]),
+            eval=raw["eval"],
+            bench=None if raw["bench"] is None else Path(raw["bench"]),
+            flush_records=raw["flush_records"],
+            flush_seconds=raw["flush_seconds"],
+        )
