@@ -1,0 +1,118 @@
+"""The first milliseconds of a rank-to-be: hide our traces, then wait for a framework, an exception or the end."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+
+from msprobe_launch.bootstrap.importing import FRAMEWORKS, FrameworkFinder
+from msprobe_launch.bootstrap.variables import CONFIG, PYTHONPATH_WAS_EMPTY
+
+TYPE_CHECKING = False  # `typing` would cost every rank several milliseconds
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Any
+
+    from msprobe_launch.capture.session import Session
+
+
+class RankProcess:
+    """This process as the launcher numbered it, before and after a framework is imported.
+
+    The numbers are read once: a script may change RANK for a job of its own. A forked child inherits this object and
+    is not the rank; `pid` tells the two apart.
+    """
+
+    def __init__(self, config: str, rank: int, local_rank: int, world_size: int, attempt: int) -> None:
+        self.config = config
+        self.rank = rank
+        self.local_rank = local_rank
+        self.world_size = world_size
+        self.attempt = attempt
+        self.pid = os.getpid()
+        self.seen = False
+        # The exception as text: the object would keep the frames of the script, and what they hold, alive.
+        self.exception = ""
+        self.session: Session | None = None
+
+    @property
+    def is_this_process(self) -> bool:
+        return os.getpid() == self.pid
+
+    def on_import(self, framework: str) -> None:
+        """A framework has just been imported: start to record. Never raises."""
+        if not self.is_this_process:
+            return
+        self.seen = True
+        self._guarded("attach", framework)
+
+    def on_exception(self, exception: BaseException) -> None:
+        """An exception is about to end this process: keep it for the roster. Never raises."""
+        if self.is_this_process:
+            self._guarded("keep_exception", exception)
+
+    def on_exit(self) -> None:
+        """Runs last of all exit functions, as it was registered first. Never raises."""
+        if self.is_this_process:
+            # Python keeps the exception that ended it, also from whoever replaced sys.excepthook.
+            last = getattr(sys, "last_value", None)
+            self._guarded("leave", last if isinstance(last, BaseException) else None)
+
+    def _guarded(self, function: str, argument: object) -> None:
+        try:
+            from msprobe_launch.bootstrap import attach
+
+            getattr(attach, function)(self, argument)
+        except Exception as error:  # noqa: BLE001  # a guest never stops the training
+            sys.stderr.write(f"[msprobe rank {self.rank}] {function} failed, the training goes on: {error!r}\n")
+
+
+def activate(site: str) -> None:
+    """Make this process a rank-to-be. `site` is our folder on PYTHONPATH. May raise; sitecustomize is the guard."""
+    environ = os.environ
+    config = environ.pop(CONFIG)
+    was_empty = environ.pop(PYTHONPATH_WAS_EMPTY, None) is not None
+    pythonpath = users_pythonpath(environ.get("PYTHONPATH"), site, was_empty=was_empty)
+    if pythonpath is None:
+        environ.pop("PYTHONPATH", None)
+    else:
+        environ["PYTHONPATH"] = pythonpath
+    process = RankProcess(
+        config,
+        rank=int(environ["RANK"]),
+        local_rank=int(environ.get("LOCAL_RANK", "0")),
+        world_size=int(environ.get("WORLD_SIZE", "1")),
+        attempt=int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+    )
+    atexit.register(process.on_exit)
+    chain_excepthook(process.on_exception)
+    FrameworkFinder(FRAMEWORKS, process.on_import).install()
+
+
+def users_pythonpath(value: str | None, site: str, *, was_empty: bool) -> str | None:
+    """PYTHONPATH as it would be without our folder; None for unset.
+
+    A wrapper may have put entries around ours (`PYTHONPATH=lib:$PYTHONPATH`), so ours is cut out where it stands.
+    """
+    if value == site:
+        return "" if was_empty else None
+    if value is None:
+        return None
+    before, found, after = f"{os.pathsep}{value}".partition(f"{os.pathsep}{site}{os.pathsep}")
+    if found:
+        return f"{before}{os.pathsep}{after}"[1:]
+    # Last in the list: what stood there for the user was nothing, after the separator.
+    return value[: -len(site)] if value.endswith(f"{os.pathsep}{site}") else value
+
+
+def chain_excepthook(note: Callable[[BaseException], None]) -> None:
+    """Call `note` with an uncaught exception, then whoever was to be told before us. What the user sees is the same."""
+    previous = sys.excepthook
+
+    def excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> Any:
+        note(value)
+        return previous(kind, value, trace)
+
+    sys.excepthook = excepthook

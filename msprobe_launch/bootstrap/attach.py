@@ -1,0 +1,146 @@
+"""From an imported framework to a recording rank, and the roster mark of a rank that does not get that far.
+
+Called through `activate.RankProcess`, which turns whatever these functions raise into one line on stderr.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+
+from msprobe_launch.bootstrap.activate import RankProcess
+from msprobe_launch.bootstrap.exceptions import describe
+from msprobe_launch.bootstrap.importing import FRAMEWORKS
+from msprobe_launch.config import ProbeConfig
+from msprobe_launch.errors import UnreadableInput
+from msprobe_launch.records.layout import RunLayout
+from msprobe_launch.records.roster import RankMark, load, save
+
+
+def attach(process: RankProcess, framework: str) -> None:
+    """Claim the rank, then build its Session. What fails is said on stderr and in the roster; nothing is raised."""
+    config = ProbeConfig.from_json(process.config)
+    mark = _blank(process, note=f"{framework} was imported, recording did not start")
+    path = _path(process, config)
+    owner = _claim(path, mark)
+    if owner is not None:
+        _say(process, f"not recorded: process {owner.pid} already records this rank")
+        return
+    try:
+        from msprobe_launch import adapters
+        from msprobe_launch.capture.identity import RankIdentity
+
+        identity = RankIdentity(
+            rank=process.rank,
+            local_rank=process.local_rank,
+            world_size=process.world_size,
+            host=mark.host,
+            pid=process.pid,
+            attempt=process.attempt,
+        )
+        process.session = adapters.start(framework, config, identity)
+    except Exception as error:  # noqa: BLE001  # whatever is wrong with us, the user's training is not
+        place = describe(error).splitlines()[1]
+        _say(process, f"not recorded, the training goes on: {type(error).__name__}: {error} ({place})")
+        note = f"recording could not start: {type(error).__name__}: {error} ({place})"
+        save(path, dataclasses.replace(mark, note=note))
+
+
+def keep_exception(process: RankProcess, exception: BaseException) -> None:
+    """Put the exception that is about to end the rank into its mark. Raises OSError as the file system does."""
+    process.exception = describe(exception)
+    path = _path(process, ProbeConfig.from_json(process.config))
+    mark = _read(path, process)
+    if mark is not None:
+        save(path, dataclasses.replace(mark, exception=process.exception))
+
+
+def leave(process: RankProcess, exception: BaseException | None) -> None:
+    """Last words: a rank without a mark says why it has none, and an exception is in the mark whoever wrote it last."""
+    path = _path(process, ProbeConfig.from_json(process.config))
+    text = process.exception or (describe(exception) if exception is not None else "")
+    mark = _read(path, process)
+    if mark is None:
+        if path.exists():
+            return  # another process of this rank, which records
+        mark = _blank(process, note=_why_unseen(process))
+    elif mark.exception == text:
+        return
+    save(path, dataclasses.replace(mark, exception=text))
+
+
+def _why_unseen(process: RankProcess) -> str:
+    program = os.path.basename(sys.argv[0]) if getattr(sys, "argv", None) else "this process"
+    loaded = [name for name in FRAMEWORKS if name in sys.modules]
+    if loaded and not process.seen:
+        return f"{program or 'this process'} imported {loaded[0]} through an import hook that passes ours by"
+    return f"{program or 'this process'} never imported {' or '.join(FRAMEWORKS)}"
+
+
+def _path(process: RankProcess, config: ProbeConfig) -> Path:
+    return RunLayout(config.run_dir, process.attempt).roster_mark(process.rank)
+
+
+def _blank(process: RankProcess, note: str) -> RankMark:
+    return RankMark(
+        rank=process.rank,
+        attached=False,
+        host=socket.gethostname(),
+        pid=process.pid,
+        local_rank=process.local_rank,
+        world_size=process.world_size,
+        attempt=process.attempt,
+        recording=False,
+        started=datetime.now(timezone.utc).astimezone().isoformat(timespec="seconds"),
+        note=note,
+    )
+
+
+def _read(path: Path, process: RankProcess) -> RankMark | None:
+    """This process's own mark, or None."""
+    try:
+        mark = load(path, RankMark)
+    except UnreadableInput:
+        return None
+    return mark if mark.pid == process.pid and mark.host == socket.gethostname() else None
+
+
+def _claim(path: Path, mark: RankMark) -> RankMark | None:
+    """Take the rank by creating its mark; the mark of another living process of this rank is returned instead.
+
+    A hard link is made whole or not at all, so of two processes of a wrapper script that import a framework at one time
+    only one records. Raises OSError where the roster cannot be written.
+    """
+    draft = path.with_name(f".{path.name}.{mark.pid}.claim")
+    save(draft, mark)
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        there = load(path, RankMark)
+        if there.pid != mark.pid and there.host == mark.host and _alive(there.pid):
+            draft.unlink()
+            return there
+        os.replace(draft, path)
+    except OSError:
+        os.replace(draft, path)  # a file system without hard links
+    else:
+        draft.unlink()
+    return None
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _say(process: RankProcess, text: str) -> None:
+    sys.stderr.write(f"[msprobe rank {process.rank}] {text}\n")
