@@ -78,6 +78,35 @@ class OpName:
         return f"{head}.{self.phase.value}" + ("" if self.call is None else f".{self.call}")
 
 
+@dataclass(frozen=True, slots=True)
+class NameTemplate:
+    """The names of all calls of one API or module but for the call number, made once and kept.
+
+    A name is `head + str(number) + tail`, head and tail by direction. `counter` is what calls are numbered by.
+    """
+
+    counter: str
+    forward: tuple[str, str]
+    backward: tuple[str, str]
+
+    @classmethod
+    def of_api(cls, prefix: str, name: str) -> NameTemplate:
+        """`Functional.linear.` number `.forward`."""
+        counter = f"{prefix}.{name}"
+        return cls(counter, (f"{counter}.", ".forward"), (f"{counter}.", ".backward"))
+
+    @classmethod
+    def of_module(cls, prefix: str, name: str, class_name: str) -> NameTemplate:
+        """`Module.blocks.0.fc1.Linear.forward.` number."""
+        counter = ".".join(part for part in (prefix, name, class_name) if part)
+        return cls(counter, (f"{counter}.forward.", ""), (f"{counter}.backward.", ""))
+
+    def parameters_grad(self) -> NameTemplate:
+        """`Module.blocks.0.fc1.Linear.parameters_grad.` number, counted on its own."""
+        counter = f"{self.counter}.parameters_grad"
+        return NameTemplate(counter, (f"{counter}.", ""), (f"{counter}.", ""))
+
+
 _ITEM = re.compile(
     r"^(?P<op>.+?\.(?:forward|backward)(?:\.\d+)?)\.(?P<role>input|output|parameters|kwargs)(?:\.(?P<path>.+))?$"
     r"|^(?P<gradop>.+?\.parameters_grad(?:\.\d+)?)(?:\.(?P<gradpath>.+))?$"

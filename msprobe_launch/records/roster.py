@@ -40,7 +40,7 @@ class RankMark:
     """Who a rank was, what it recorded, what it lost, and how it ended.
 
     `attached` is False in a mark that only the launcher wrote (the rank never reached us). `steps` lists the recorded
-    steps that were closed. `lost` maps a reason to a number of calls. `unseen` maps what could not be observed to a
+    steps that are complete on disk, `partial_steps` those of which something is missing. `lost` maps a reason to a number of calls. `unseen` maps what could not be observed to a
     number. `exit_code` is negative for a signal, as subprocess has it; `ended` says it in words.
     """
 
@@ -55,10 +55,10 @@ class RankMark:
     recording: bool = True
     started: str = ""
     steps: tuple[int, ...] = ()
+    partial_steps: tuple[int, ...] = ()
     calls: int = 0
     lost: dict[str, int] = field(default_factory=dict)
     unseen: dict[str, int] = field(default_factory=dict)
-    last_op: str = ""
     finished: bool = False
     note: str = ""
     exit_code: int | None = None

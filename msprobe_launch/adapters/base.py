@@ -1,0 +1,51 @@
+"""What the neutral engine asks of a framework. An adapter calls the Session back with what it sees.
+
+    adapter -> session    outermost_forward, forward_done, optimizer_made/gone/stepped, backward_begins/ends,
+                          open_call, emit, enter_module, leave_module
+    session -> adapter    the methods below
+
+`adapters/fake.py` is a complete small adapter for a toy framework, and the documentation of this protocol.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from msprobe_launch.capture.session import Session
+
+
+class FrameworkAdapter(Protocol):
+    """One framework's side of the engine. Methods may raise; the session guards every call of them."""
+
+    @property
+    def framework(self) -> str:
+        """Value of the `framework` key in dump.json, as msprobe writes it (`pytorch`, `mindspore`)."""
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Package name -> version, for the roster."""
+
+    def install(self, session: Session) -> None:
+        """Put hooks into the framework. They must cost nothing measurable until `arm`."""
+
+    def arm(self) -> None:
+        """Recording begins: start to observe calls."""
+
+    def disarm(self) -> None:
+        """Recording pauses: let go of whatever the user's program could notice or pay for."""
+
+    def settle(self) -> None:
+        """Bring statistics that wait on a device into their TensorValues. One transfer; waits for the device."""
+
+    def close_open_calls(self) -> None:
+        """Emit what waits for an event that will not come (a gradient that was never needed)."""
+
+    def close_step(self) -> None:
+        """The step ends: emit what still waits for anything at all (work in flight nobody waited for)."""
+
+    def forget_values(self) -> None:
+        """Drop what is remembered about tensors: their values may change now in ways that leave no trace."""
+
+    def leave_child(self) -> None:
+        """This process is a forked child of the rank: observe nothing any more."""

@@ -1,0 +1,258 @@
+"""Backward records without touching the graph: hooks on autograd nodes.
+
+Module full-backward hooks insert identity nodes, which regroup the sums of gradients (other bits) and break in-place
+operations. Here a call is watched from outside: a pre-hook on the node of each output sees the gradient that comes in;
+walking back from there, inside the call only, to the nodes that consume an input, post-hooks see what goes out. The
+contributions of several consumers are added out of place, in arrival order.
+
+Source of the method and of its equality with full-backward hooks: docs/capture.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from msprobe_launch.adapters.torch.quiet import Quiet
+from msprobe_launch.records.model import CallRecord, OpRef, Value
+
+if TYPE_CHECKING:
+    from msprobe_launch.adapters.torch.values import TorchValues
+    from msprobe_launch.capture.session import Session
+
+Edge = tuple[Any, int]  # (autograd node or leaf tensor, output number)
+
+next_sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr
+_LEAF_SEQUENCE = 1 << 62  # AccumulateGrad nodes carry the largest number there is
+
+
+class Inputs:
+    """The tensors that went into a call, as the graph knew them before it: edges and the sequence number."""
+
+    __slots__ = ("edges", "sequence", "slots")
+
+    def __init__(self) -> None:
+        self.edges: list[Edge | None] = []
+        self.slots = 0
+        self.sequence = 0
+
+
+def inputs_of(values: Sequence[Any], keywords: dict[str, Any]) -> Inputs | None:
+    """Edges of all tensors in a call's arguments, in order; None where none requires a gradient.
+
+    Must run before the call: an in-place operation gives its input another node.
+    """
+    found = Inputs()
+    edges = found.edges
+    _collect_edges(values, edges)
+    if keywords:
+        _collect_edges(keywords.values(), edges)
+    for edge in edges:
+        if edge is not None:
+            found.sequence = next_sequence_number()
+            return found
+    return None
+
+
+def _collect_edges(values: Any, edges: list[Edge | None]) -> None:
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.requires_grad:
+                node = value.grad_fn
+                edges.append((value, 0) if node is None else (node, value.output_nr))
+            else:
+                edges.append(None)
+        elif type(value) is list or isinstance(value, tuple):
+            _collect_edges(value, edges)
+        elif isinstance(value, dict):
+            _collect_edges(value.values(), edges)
+
+
+def _collect_outputs(value: Any, found: list[Tensor]) -> None:
+    if isinstance(value, Tensor):
+        found.append(value)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _collect_outputs(item, found)
+    elif isinstance(value, dict):
+        for item in value.values():
+            _collect_outputs(item, found)
+
+
+class OpenBackward:
+    """A backward record that still waits for gradients."""
+
+    __slots__ = ("awaited", "done", "incoming", "missing", "op", "outgoing", "parent", "sums", "waiting")
+
+    def __init__(self, op: OpRef, parent: OpRef | None, outputs: int, inputs: int) -> None:
+        self.op = op
+        self.parent = parent
+        self.incoming: list[Value] = [None] * outputs
+        self.outgoing: list[Value] = [None] * inputs
+        self.sums: list[Tensor | None] = [None] * inputs
+        self.missing = [0] * inputs  # contributions still to come, by input
+        self.awaited = 0  # hooks still to fire
+        self.waiting = False  # has begun and is on the list of open ones
+        self.done = False
+
+
+class BackwardWatch:
+    """Watches calls for their gradients and emits their backward records when they are complete."""
+
+    def __init__(self, session: Session, values: TorchValues, quiet: Quiet) -> None:
+        self._session = session
+        self._values = values
+        self._quiet = quiet
+        self._open: dict[int, OpenBackward] = {}
+
+    def watch(self, op: OpRef, parent: OpRef | None, inputs: Inputs | None, result: Any) -> None:
+        """Arrange for the backward record of a call that has just returned `result`."""
+        outputs: list[Tensor] = []
+        _collect_outputs(result, outputs)
+        known = inputs.edges if inputs is not None else []
+        edges = {_edge_key(edge): index for index, edge in reversed(list(enumerate(known))) if edge is not None}
+        nodes: dict[Any, list[tuple[int, int]]] = {}
+        for index, tensor in enumerate(outputs):
+            node = tensor.grad_fn
+            # An output that is an input handed through has the graph of whatever made that input.
+            if node is not None and (id(node), tensor.output_nr) not in edges:
+                nodes.setdefault(node, []).append((tensor.output_nr, index))
+        if not nodes:
+            return
+        state = OpenBackward(op.as_backward(), parent.as_backward() if parent else None, len(outputs), len(known))
+        consumers = self._consumers(nodes, edges, inputs.sequence) if inputs is not None else []
+        for _, hits in consumers:
+            for _, index in hits:
+                state.missing[index] += 1
+        state.awaited = len(nodes) + len(consumers)
+        for node, places in nodes.items():
+            node.register_prehook(self._incoming_hook(state, places))
+        for node, hits in consumers:
+            node.register_hook(self._outgoing_hook(state, hits))
+
+    @staticmethod
+    def _consumers(
+        nodes: dict[Any, Any], edges: dict[tuple[int, int], int], sequence: int
+    ) -> list[tuple[Any, list[tuple[int, int]]]]:
+        """Nodes made by the call that consume one of its inputs, with (gradient slot, input index) each."""
+        todo = list(nodes)
+        seen = set(todo)
+        found = []
+        while todo:
+            node = todo.pop()
+            hits = []
+            for slot, (following, number) in enumerate(node.next_functions):
+                if following is None:
+                    continue
+                index = edges.get((id(following), number))
+                if index is None:
+                    order = following._sequence_nr()
+                    if order > _LEAF_SEQUENCE or order < 0:
+                        leaf = getattr(following, "variable", None)
+                        index = edges.get((id(leaf), 0)) if leaf is not None else None
+                        if index is None:
+                            continue
+                    elif order >= sequence:
+                        if following not in seen:
+                            seen.add(following)
+                            todo.append(following)
+                        continue
+                    else:
+                        continue
+                hits.append((slot, index))
+            if hits:
+                found.append((node, hits))
+        return found
+
+    def _incoming_hook(self, state: OpenBackward, places: list[tuple[int, int]]) -> Callable[[Any], None]:
+        def incoming(gradients: tuple[Tensor | None, ...]) -> None:
+            session = self._session
+            if not session.recording or self._is_repeat(state):
+                return
+            try:
+                self._quiet.enter()
+                try:
+                    self._begin(state)
+                    for number, index in places:
+                        gradient = gradients[number]
+                        if gradient is not None:
+                            state.incoming[index] = self._values.describe(gradient)
+                    self._fired(state)
+                finally:
+                    self._quiet.leave()
+            except Exception as error:  # noqa: BLE001 - a guest
+                session.guard.lose("backward", error)
+
+        return incoming
+
+    def _outgoing_hook(self, state: OpenBackward, hits: list[tuple[int, int]]) -> Callable[[Any, Any], None]:
+        def outgoing(gradients: tuple[Tensor | None, ...], _: Any) -> None:
+            session = self._session
+            if not session.recording or self._is_repeat(state):
+                return
+            try:
+                self._quiet.enter()
+                try:
+                    self._begin(state)
+                    for slot, index in hits:
+                        gradient = gradients[slot] if slot < len(gradients) else None
+                        state.missing[index] -= 1
+                        if gradient is not None:
+                            so_far = state.sums[index]
+                            # Out of place: the engine's buffers are its own.
+                            state.sums[index] = gradient if so_far is None else so_far + gradient
+                        if state.missing[index] <= 0:
+                            self._take_sum(state, index)
+                    self._fired(state)
+                finally:
+                    self._quiet.leave()
+            except Exception as error:  # noqa: BLE001 - a guest
+                session.guard.lose("backward", error)
+
+        return outgoing
+
+    def _is_repeat(self, state: OpenBackward) -> bool:
+        """True on a second backward over one graph: the first one is the call's record."""
+        if state.done:
+            self._session.guard.miss("gradient of a repeated backward over the same graph")
+        return state.done
+
+    def _begin(self, state: OpenBackward) -> None:
+        if not state.waiting:
+            state.waiting = True
+            self._open[id(state)] = state
+
+    def _take_sum(self, state: OpenBackward, index: int) -> None:
+        total, state.sums[index] = state.sums[index], None
+        if total is not None:
+            state.outgoing[index] = self._values.describe(total)
+
+    def _fired(self, state: OpenBackward) -> None:
+        state.awaited -= 1
+        if state.awaited <= 0 and self._open.pop(id(state), None) is not None:
+            self._emit(state)
+
+    def _emit(self, state: OpenBackward) -> None:
+        state.done = True
+        record = CallRecord(state.op, state.incoming, None, state.outgoing, None, state.parent)
+        self._session.emit(record)
+
+    def close(self) -> None:
+        """Emit what has begun and will not be completed: an input whose gradient nobody asked for."""
+        waiting, self._open = list(self._open.values()), {}
+        for state in waiting:
+            self._quiet.enter()
+            try:
+                for index, total in enumerate(state.sums):
+                    if total is not None:
+                        self._take_sum(state, index)
+            finally:
+                self._quiet.leave()
+            self._emit(state)
+
+
+def _edge_key(edge: Edge) -> tuple[int, int]:
+    return id(edge[0]), edge[1]

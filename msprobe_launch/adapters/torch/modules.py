@@ -1,0 +1,255 @@
+"""Module calls (L0): `nn.Module.__call__` is replaced once, for all modules there are and will be.
+
+Registered hooks would be seen by the program, get no keyword arguments, and break compiled graphs. The wrapper also
+tells the session where outermost forwards begin, at every level.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from msprobe_launch.adapters.torch.backward import BackwardWatch, Inputs, inputs_of
+from msprobe_launch.adapters.torch.naming import ModuleInfo, ModuleNames
+from msprobe_launch.adapters.torch.quiet import Quiet, is_traced
+from msprobe_launch.adapters.torch.values import TorchValues
+from msprobe_launch.records.model import CallRecord, OpRef, Value
+
+if TYPE_CHECKING:
+    from msprobe_launch.capture.session import ModuleCall, Session
+
+_is_compiling: Callable[[], bool] = torch.compiler.is_compiling
+_frame = sys._getframe
+
+
+def output_items(result: Any, describe: Callable[[Any], Value]) -> list[Value]:
+    """A call's result as the list that the field's files have: a tuple or list is spread, anything else is item 0."""
+    if isinstance(result, (tuple, list)):
+        return [describe(item) for item in result]
+    return [describe(result)]
+
+
+class ModuleCalls:
+    """The wrapper around `nn.Module.__call__` and what it records."""
+
+    def __init__(self, session: Session, values: TorchValues, backward: BackwardWatch, quiet: Quiet) -> None:
+        self._session = session
+        self._values = values
+        self._backward = backward
+        self._quiet = quiet
+        self._names = ModuleNames()
+        self._gradients = ParameterGradients(session, values, quiet)
+        self._modules = session.config.level.modules
+        self._original: Callable[..., Any] = nn.Module.__call__
+
+    def install(self) -> None:
+        """Replace `nn.Module.__call__` and note which module holds which from now on."""
+        original = self._original
+        session = self._session
+        observe = self._observe
+
+        def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+            # First of all: Dynamo folds this question, and must see nothing else of ours.
+            if _is_compiling() or not session.listening:
+                return original(self, *args, **kwargs)
+            return observe(self, args, kwargs)
+
+        __call__.__qualname__ = original.__qualname__
+        __call__.__doc__ = original.__doc__
+        nn.Module.__call__ = __call__  # type: ignore[method-assign]
+        nn.modules.module.register_module_module_registration_hook(self._names.held_by)
+
+    def close(self) -> None:
+        """Emit what waits for a gradient that will not come."""
+        self._gradients.close()
+
+    def _observe(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        session = self._session
+        if not session.observes_this_thread():
+            session.guard.miss("module call in another thread")
+            return self._original(module, *args, **kwargs)
+        if is_traced():
+            session.guard.miss("module call inside a traced function")
+            return self._original(module, *args, **kwargs)
+        if session.modules or session.in_backward:
+            return self._record(module, args, kwargs)
+        recorded = session.outermost_forward(torch.is_grad_enabled())
+        session.functional = False
+        if not recorded:
+            session.listening = False  # nothing inside this forward matters to us
+        try:
+            if recorded:
+                return self._record(module, args, kwargs)
+            return self._original(module, *args, **kwargs)
+        finally:
+            session.forward_done()
+
+    def _record(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        session = self._session
+        state = call = None
+        try:
+            self._quiet.enter()
+            try:
+                state = self._before(module, args, kwargs)
+            finally:
+                self._quiet.leave()
+            call = session.enter_module(state.op, _frame())
+        except Exception as error:  # noqa: BLE001 - a guest
+            session.guard.lose("module input", error)
+        try:
+            result = self._original(module, *args, **kwargs)
+        except BaseException:
+            self._end(state, call, _RAISED)
+            raise
+        self._end(state, call, result)
+        return result
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Before:
+        session = self._session
+        state = _Before()
+        info = self._names.of(module)
+        if not info.recorded:
+            return state
+        state.parent = session.parent
+        op = session.open_call(info.template)
+        if op is None:  # left out by a filter; it still encloses what runs inside
+            segment = session.segment
+            state.op = OpRef(info.template, segment.counters[info.template.counter] - 1, segment)
+            return state
+        state.op = op
+        if not self._modules:
+            return state
+        gate = session.gate
+        # The graph of this call is built if gradients were on before we switched them off.
+        gradients = state.gradients = self._quiet.gradients
+        record = state.record = CallRecord(op, None, None, None, None, state.parent)
+        record.recompute = bool(session.in_backward) and gradients
+        if gate.inputs and gate.forward:
+            describe = self._values.describe
+            record.inputs = [describe(value) for value in args]
+            record.kwargs = {key: describe(value) for key, value in kwargs.items()} if kwargs else None
+            parameters = module._parameters
+            if parameters:
+                record.parameters = {n: describe(value) for n, value in parameters.items() if value is not None}
+        if gradients and gate.backward:
+            state.inputs = inputs_of(args, kwargs)
+            if module._parameters:
+                self._gradients.watch(info, module)
+        return state
+
+    def _end(self, state: _Before | None, call: ModuleCall | None, result: Any) -> None:
+        """The call has returned `result`, or raised: then what went in is on record."""
+        session = self._session
+        if call is not None:
+            session.leave_module(call)
+        if state is None or state.op is None or not session.recording:
+            return
+        try:
+            record = state.record
+            if record is not None:
+                record.stack = call.stack if call is not None else -1
+                if result is not _RAISED:
+                    self._after(state, record, result)
+                if session.gate.forward:
+                    session.emit(record)
+            session.close_call(state.op)
+        except Exception as error:  # noqa: BLE001 - a guest
+            session.guard.lose("module output", error)
+
+    def _after(self, state: _Before, record: CallRecord, result: Any) -> None:
+        gate = self._session.gate
+        self._quiet.enter()
+        try:
+            if gate.outputs and gate.forward:
+                record.outputs = output_items(result, self._values.describe)
+            if state.gradients and gate.backward:
+                self._backward.watch(record.op, state.parent, state.inputs, result)
+        finally:
+            self._quiet.leave()
+
+
+_RAISED = object()
+
+
+class _Before:
+    """What was seen at the start of a module call. `op` is None where the module is no op of its own."""
+
+    __slots__ = ("gradients", "inputs", "op", "parent", "record")
+
+    def __init__(self) -> None:
+        self.op: OpRef | None = None
+        self.parent: OpRef | None = None
+        self.record: CallRecord | None = None
+        self.inputs: Inputs | None = None
+        self.gradients = False
+
+
+class ParameterGradients:
+    """Gradients of parameters as accumulated on this rank (under DDP: before they are reduced).
+
+    A hook that runs after each accumulation, once per parameter; the gradients of one module make one record.
+    """
+
+    def __init__(self, session: Session, values: TorchValues, quiet: Quiet) -> None:
+        self._session = session
+        self._values = values
+        self._quiet = quiet
+        self._hooked: dict[int, weakref.ref[Tensor]] = {}
+        self._waiting: dict[int, tuple[ModuleInfo, dict[str, Value], set[str]]] = {}
+        self._expected: dict[int, set[str]] = {}
+
+    def watch(self, info: ModuleInfo, module: nn.Module) -> None:
+        """Hook the module's own parameters, those that are not hooked yet."""
+        for name, parameter in module._parameters.items():
+            if parameter is None or not parameter.requires_grad or not parameter.is_leaf:
+                continue
+            known = self._hooked.get(id(parameter))
+            if known is not None and known() is parameter:
+                continue
+            self._hooked[id(parameter)] = weakref.ref(parameter)
+            self._expected.setdefault(id(info), set()).add(name)
+            parameter.register_post_accumulate_grad_hook(self._hook(info, name))
+
+    def _hook(self, info: ModuleInfo, name: str) -> Callable[[Tensor], None]:
+        def accumulated(parameter: Tensor) -> None:
+            session = self._session
+            if not session.recording:
+                return
+            try:
+                self._quiet.enter()
+                try:
+                    value = self._values.describe(parameter.grad)
+                finally:
+                    self._quiet.leave()
+                key = id(info)
+                entry = self._waiting.get(key)
+                if entry is not None and name in entry[1]:
+                    self._emit(key)  # a second accumulation before the first was complete
+                    entry = None
+                if entry is None:
+                    entry = self._waiting[key] = (info, {}, set(self._expected[key]))
+                entry[1][name] = value
+                entry[2].discard(name)
+                if not entry[2]:
+                    self._emit(key)
+            except Exception as error:  # noqa: BLE001 - a guest
+                session.guard.lose("parameter gradient", error)
+
+        return accumulated
+
+    def _emit(self, key: int) -> None:
+        info, values, _ = self._waiting.pop(key)
+        session = self._session
+        op = session.open_call(info.gradients)
+        if op is not None:
+            session.emit(CallRecord(op, None, None, None, values, is_grad=True))
+
+    def close(self) -> None:
+        """Emit modules of which not every parameter got a gradient."""
+        for key in list(self._waiting):
+            self._emit(key)

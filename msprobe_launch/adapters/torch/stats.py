@@ -1,0 +1,159 @@
+"""Statistics of one tensor: (max, min, mean, L2 norm).
+
+Maximum and minimum are exact. Mean and norm are accumulated in at least float32 whatever the dtype; where float32
+overflows (a norm of values above 1e19, a sum above 3e38) they are computed again in float64. The norm is
+sqrt(sum |x|^2), mean is sum / n, both over all elements; of complex tensors all four are of the absolute values.
+bool: max is any(), min is all(), no mean or norm. NaN anywhere makes all four NaN. Nothing at all: NO_STATISTICS.
+
+The reductions run at once, because the tensor may be changed in place a moment later; on a device only their four
+results are brought home later, in one transfer for all tensors (`Deferred.settle`). The caller has switched gradients
+and torch functions off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from msprobe_launch.records.model import NO_STATISTICS, Statistics, TensorValue
+
+_aminmax = torch.aminmax
+_sum = torch.sum
+_norm = torch.linalg.vector_norm
+_FLOAT64 = torch.float64
+
+# Elements per piece where a narrow dtype is widened: 256 KiB of float32 stay in a core's L2 cache.
+PIECE = 1 << 16
+
+
+def _float(tensor: Tensor) -> Statistics:
+    """float32 and float64."""
+    n = tensor.numel()
+    if n == 1:
+        value = tensor.item()
+        return value, value, value, abs(value)
+    low, high = _aminmax(tensor)
+    total, norm = _sum(tensor).item(), _norm(tensor).item()
+    top = high.item()
+    if (total - total != 0.0 or norm == math.inf) and math.isfinite(top) and math.isfinite(low.item()):
+        wide = tensor.double()
+        total, norm = _sum(wide).item(), _norm(wide).item()
+    return top, low.item(), total / n, norm
+
+
+def _narrow(tensor: Tensor) -> Statistics:
+    """bfloat16, float16, float8: widened to float32 piece by piece, accumulated in double."""
+    n = tensor.numel()
+    if n <= PIECE:
+        return _float(tensor.float())
+    flat = tensor.reshape(-1)
+    high, low, total, squares = -math.inf, math.inf, 0.0, 0.0
+    for piece in flat.split(PIECE):
+        wide = piece.float()
+        small, large = _aminmax(wide)
+        large_value, small_value = large.item(), small.item()
+        if large_value != large_value:
+            return math.nan, math.nan, math.nan, math.nan
+        high, low = max(high, large_value), min(low, small_value)
+        total += _sum(wide).item()
+        squares += _norm(wide).item() ** 2
+    return high, low, total / n, math.sqrt(squares)
+
+
+def _integer(tensor: Tensor) -> Statistics:
+    if tensor.numel() == 1:
+        value = tensor.item()
+        return value, value, float(value), float(abs(value))
+    low, high = _aminmax(tensor)
+    wide = tensor.double()
+    return high.item(), low.item(), _sum(wide).item() / tensor.numel(), _norm(wide).item()
+
+
+def _unsigned(tensor: Tensor) -> Statistics:
+    """uint16, uint32, uint64: torch has no reductions for them."""
+    return _integer(tensor.to(torch.int64))
+
+
+def _bool(tensor: Tensor) -> Statistics:
+    return bool(tensor.any()), bool(tensor.all()), None, None
+
+
+def _complex(tensor: Tensor) -> Statistics:
+    return _float(tensor.abs())
+
+
+def _kinds() -> dict[torch.dtype, Callable[[Tensor], Statistics]]:
+    kinds: dict[torch.dtype, Callable[[Tensor], Statistics]] = {
+        torch.float32: _float,
+        torch.float64: _float,
+        torch.bfloat16: _narrow,
+        torch.float16: _narrow,
+        torch.bool: _bool,
+        torch.complex64: _complex,
+        torch.complex128: _complex,
+    }
+    for name in ("int8", "int16", "int32", "int64", "uint8"):
+        kinds[getattr(torch, name)] = _integer
+    for name in ("uint16", "uint32", "uint64"):
+        if hasattr(torch, name):
+            kinds[getattr(torch, name)] = _unsigned
+    for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"):
+        if hasattr(torch, name):
+            kinds[getattr(torch, name)] = _narrow
+    return kinds
+
+
+_KINDS = _kinds()
+
+
+def measure_on_host(tensor: Tensor) -> Statistics:
+    """Statistics of a plain strided CPU tensor. An unknown dtype has none. Raises what torch raises."""
+    kind = _KINDS.get(tensor.dtype)
+    if kind is None or not tensor.numel():
+        return NO_STATISTICS
+    return kind(tensor)
+
+
+class Deferred:
+    """Statistics of device tensors that were reduced on the device and wait for the next flush.
+
+    Float64 rows keep integers exact up to 2**53. `settle` makes one transfer, whatever the number of tensors.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[TensorValue, Tensor, torch.dtype]] = []
+
+    def measure(self, value: TensorValue, tensor: Tensor) -> None:
+        """Reduce now, without waiting for the device; `value.statistics` is filled by `settle`."""
+        dtype = tensor.dtype
+        if dtype not in _KINDS or not tensor.numel():
+            return
+        if dtype is torch.bool:
+            row = torch.stack([tensor.any(), tensor.all(), tensor.any(), tensor.any()]).to(_FLOAT64)
+        else:
+            if dtype.is_complex:
+                tensor = tensor.abs()
+            elif tensor.element_size() < 4 or not dtype.is_floating_point:
+                tensor = tensor.float() if dtype.is_floating_point else tensor.double()
+            low, high = _aminmax(tensor)
+            row = torch.stack([high, low, tensor.mean(), _norm(tensor)]).to(_FLOAT64)
+        self._waiting.append((value, row, dtype))
+
+    def settle(self) -> None:
+        """Bring all waiting results home and fill them in."""
+        waiting, self._waiting = self._waiting, []
+        by_device: dict[torch.device, list[tuple[TensorValue, Tensor, torch.dtype]]] = {}
+        for entry in waiting:
+            by_device.setdefault(entry[1].device, []).append(entry)
+        for entries in by_device.values():
+            rows = torch.stack([row for _, row, _ in entries]).cpu().tolist()
+            for (value, _, dtype), (high, low, mean, norm) in zip(entries, rows, strict=True):
+                if dtype is torch.bool:
+                    value.statistics = (bool(high), bool(low), None, None)
+                elif dtype.is_floating_point or dtype.is_complex:
+                    value.statistics = (high, low, mean, norm)
+                else:
+                    value.statistics = (int(high), int(low), mean, norm)

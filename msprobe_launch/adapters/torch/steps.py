@@ -1,0 +1,56 @@
+"""Optimizers and gradient scalers tell where a step ends; nothing of the program is replaced but two methods."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+if TYPE_CHECKING:
+    from msprobe_launch.capture.session import Session
+
+
+def install(session: Session) -> None:
+    """Report every optimizer that is made and every step that is taken, or skipped by a scaler."""
+    _watch_creation(session)
+    register_optimizer_step_post_hook(lambda optimizer, *_: session.optimizer_stepped(id(optimizer)))
+    for scaler in _scaler_classes():
+        _watch_scaler(scaler, session)
+
+
+def _watch_creation(session: Session) -> None:
+    original = Optimizer.__init__
+
+    @functools.wraps(original)
+    def __init__(self: Optimizer, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        original(self, *args, **kwargs)
+        key = id(self)
+        session.optimizer_made(key)
+        weakref.finalize(self, session.optimizer_gone, key).atexit = False
+
+    Optimizer.__init__ = __init__  # type: ignore[method-assign]
+
+
+def _scaler_classes() -> list[type]:
+    found = [torch.amp.GradScaler]
+    try:
+        from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+    except ImportError:
+        return found
+    return [*found, ShardedGradScaler] if "step" in vars(ShardedGradScaler) else found
+
+
+def _watch_scaler(scaler: type, session: Session) -> None:
+    original = scaler.step  # type: ignore[attr-defined]
+
+    @functools.wraps(original)
+    def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        # A scaler that met an infinity does not call the optimizer: for us the step has ended all the same.
+        result = original(self, optimizer, *args, **kwargs)
+        session.optimizer_stepped(id(optimizer))
+        return result
+
+    scaler.step = step  # type: ignore[attr-defined]

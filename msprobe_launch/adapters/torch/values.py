@@ -1,0 +1,226 @@
+"""Torch values -> recorded values."""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from msprobe_launch.adapters.torch.stats import Deferred, measure_on_host
+from msprobe_launch.capture.plain import PlainDescriber, plain, text
+from msprobe_launch.config import Task
+from msprobe_launch.records.codec import quote, tensor_head
+from msprobe_launch.records.model import PlainValue, TensorValue, Value
+
+_PLAIN_TENSORS = frozenset({Tensor, nn.Parameter, *((nn.Buffer,) if hasattr(nn, "Buffer") else ())})
+_CACHE_LIMIT = 1 << 16
+
+
+class TorchValues:
+    """Describes any value of a torch program.
+
+    Statistics of a tensor are reused while it is the same object with the same version counter and storage: one op's
+    output is the next one's input. Some writes leave no trace in the version counter (`x.data.mul_()`, fused
+    optimizers, collectives); `forget` drops what is remembered, and is called where such writes happen.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.describe = PlainDescriber(self._leaf)
+        self.deferred = Deferred()
+        self._measures = task is not Task.STRUCTURE
+        self._cache: dict[int, tuple[weakref.ref[Tensor], int, int, TensorValue]] = {}
+        self._heads: dict[tuple[Any, ...], str] = {}
+        self._plain: dict[Any, PlainValue] = {}
+        by_type = self.describe._by_type
+        for kind in _PLAIN_TENSORS:
+            by_type[kind] = self.tensor
+        by_type[torch.Size] = self._size
+        by_type[torch.dtype] = self._named("torch.dtype")
+        by_type[torch.device] = self._device
+        by_type[torch.layout] = self._named("torch.layout")
+        by_type[torch.memory_format] = self._memory_format
+
+    def forget(self) -> None:
+        """Statistics are measured anew from now on."""
+        self._cache.clear()
+
+    def forget_tensor(self, tensor: Any) -> None:
+        """The same for one tensor."""
+        self._cache.pop(id(tensor), None)
+
+    def tensor(self, tensor: Tensor) -> TensorValue:
+        """A plain tensor (no subclass that computes for itself)."""
+        key = id(tensor)
+        known = self._cache.get(key)
+        try:
+            if known is not None and known[0]() is tensor and known[1] == tensor._version:
+                if known[2] == tensor.data_ptr():
+                    return known[3]
+            value = self._measured(tensor, "torch.Tensor", tensor)
+            if len(self._cache) >= _CACHE_LIMIT:
+                self._cache.clear()
+            self._cache[key] = (weakref.ref(tensor), tensor._version, tensor.data_ptr(), value)
+        except RuntimeError:
+            # No version counter (inference tensors) or no storage (functional transforms, sparse).
+            value = self._measured(tensor, "torch.Tensor", tensor)
+        return value
+
+    def _measured(self, tensor: Tensor, type_name: str, data: Tensor | None, tail: str = "") -> TensorValue:
+        """Head from `tensor`, statistics from `data` (None: there are none to be had)."""
+        key = (type_name, tensor.dtype, tensor.shape)
+        head = self._heads.get(key)
+        if head is None:
+            if len(self._heads) >= _CACHE_LIMIT:
+                self._heads.clear()
+            head = self._heads[key] = tensor_head(type_name, str(tensor.dtype), list(tensor.shape))
+        value = TensorValue(head, requires_grad=tensor.requires_grad, tail=tail)
+        if not self._measures or data is None:
+            return value
+        try:
+            if data.layout is not torch.strided:
+                data = _stored_values(data)
+            if data.is_quantized:
+                data = data.dequantize()
+            if data.device.type == "cpu":
+                value.statistics = measure_on_host(data)
+            elif data.device.type != "meta":
+                self.deferred.measure(value, data)
+        except (RuntimeError, NotImplementedError, TypeError):
+            pass  # a tensor that holds no data of its own: type, dtype and shape are the record
+        return value
+
+    # -- everything else
+
+    def _leaf(self, value: Any) -> Value:
+        if isinstance(value, Tensor):
+            return self._subclass(value)
+        if isinstance(value, dist.ProcessGroup):
+            return process_group(value)
+        kind = type(value)
+        if kind.__module__.startswith("torch") and "ReduceOp" in kind.__qualname__ or kind.__name__ == "RedOpType":
+            return text("torch.distributed.ReduceOp", f"RedOpType.{getattr(value, 'name', '') or reduce_op(value)}")
+        if kind is dist.P2POp:
+            return self._p2p(value)
+        if kind.__module__ == "numpy":
+            return _numpy(value)
+        return None
+
+    def _subclass(self, tensor: Tensor) -> TensorValue:
+        kind = type(tensor)
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        local = getattr(tensor, "_local_tensor", None)
+        if isinstance(local, Tensor) and hasattr(tensor, "placements"):
+            return self._dtensor(tensor, local)
+        if torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python):
+            # It computes for itself (FakeTensor, a wrapper): asking it for numbers would run its code.
+            return self._measured(tensor, name, None)
+        if tensor.is_nested:
+            return TensorValue(tensor_head(name, str(tensor.dtype), []), requires_grad=tensor.requires_grad)
+        return self._measured(tensor, name, tensor.as_subclass(Tensor))
+
+    def _dtensor(self, tensor: Any, local: Tensor) -> TensorValue:
+        mesh = tensor.device_mesh.mesh.tolist()
+        placements = ", ".join(_placement(placement) for placement in tensor.placements)
+        tail = f', "device_mesh": {mesh}, "placements": [{placements}]'
+        return self._measured(local, "torch.distributed.tensor.DTensor", local, tail)
+
+    @staticmethod
+    def _size(value: torch.Size) -> PlainValue:
+        return plain("torch.Size", str(list(value)))
+
+    @staticmethod
+    def _device(value: torch.device) -> PlainValue:
+        return text("torch.device", str(value))
+
+    @staticmethod
+    def _memory_format(value: torch.memory_format) -> PlainValue:
+        name = quote(str(value).removeprefix("torch."))
+        return PlainValue(f'{{"type": "torch.memory_format", "format": {name}}}')
+
+    def _named(self, type_name: str) -> Any:
+        known = self._plain
+
+        def describe(value: Any) -> PlainValue:
+            found = known.get(value)
+            if found is None:
+                found = known[value] = text(type_name, str(value))
+            return found
+
+        return describe
+
+    def _p2p(self, value: Any) -> Value:
+        return {
+            "class_type": PlainValue('"torch.distributed.P2POp"'),
+            "tensor": self.describe(value.tensor),
+            "op": PlainValue(quote(getattr(value.op, "__name__", str(value.op)))),
+            "peer": PlainValue(str(value.peer)),
+            "tag": PlainValue(str(value.tag)),
+            "group_id": PlainValue(quote(group_id(group_ranks(value.group)))),
+        }
+
+
+def _stored_values(tensor: Tensor) -> Tensor:
+    return tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
+
+
+def _placement(placement: Any) -> str:
+    if placement.is_shard():
+        return f'{{"Shard": {{"dim": {placement.dim}}}}}'
+    if placement.is_partial():
+        return f'{{"Partial": {{"reduce_op": {quote(str(placement.reduce_op))}}}}}'
+    return '{"Replicate": {}}'
+
+
+def group_ranks(group: Any) -> list[int]:
+    """Global ranks of a process group (None: the default group), ascending by group rank."""
+    return list(dist.get_process_group_ranks(group))
+
+
+def group_id(ranks: list[int]) -> str:
+    """The field's group id: CRC-32 of the ranks' text, 8 hex digits."""
+    return f"{zlib.crc32(str(ranks).encode()):08x}"
+
+
+def process_group(group: Any) -> Value:
+    """A process group as its global ranks; None for one that this rank is no member of."""
+    try:
+        ranks = group_ranks(group)
+    except (RuntimeError, KeyError, ValueError):
+        return None
+    return PlainValue(f'{{"type": "torch.ProcessGroup", "group_ranks": {ranks}, "group_id": "{group_id(ranks)}"}}')
+
+
+def reduce_op(value: Any) -> str:
+    """Name of a reduce operation (`SUM`)."""
+    return str(getattr(value, "op", value)).rpartition(".")[2]
+
+
+def _numpy(value: Any) -> Value:
+    """A numpy scalar or array. numpy has been imported by whoever made the value."""
+    import numpy as np
+
+    name = type(value).__name__
+    if isinstance(value, np.ndarray):
+        shape = list(value.shape)
+        head = f'{{"type": "numpy.ndarray", "dtype": "{value.dtype}", "shape": {shape}'
+        if value.dtype.kind not in "fiub" or not value.size:
+            return TensorValue(head, requires_grad=None)
+        out = TensorValue(head, requires_grad=None)
+        wide = value.astype(np.float64)
+        out.statistics = (value.max().item(), value.min().item(), wide.mean().item(), float(np.linalg.norm(wide.ravel())))
+        return out
+    if isinstance(value, np.bool_):
+        return plain("bool", "true" if value else "false")
+    if isinstance(value, np.generic) and value.dtype.kind in "fiu":
+        from msprobe_launch.records.codec import number_text
+
+        return plain(name, number_text(value.item()))
+    if isinstance(value, np.str_):
+        return text(name, str(value))
+    if isinstance(value, np.generic):
+        return text(name, str(value))
+    return None

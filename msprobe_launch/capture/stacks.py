@@ -1,0 +1,66 @@
+"""Call stacks, kept as a tree of code positions so that a stack costs a few dictionary look-ups, not text.
+
+A node is one frame under its caller; a stack is the index of its innermost node. Source lines are read only when a
+step is written, once per position.
+"""
+
+from __future__ import annotations
+
+import linecache
+from types import CodeType, FrameType
+
+ROOT = -1
+
+
+class StackTable:
+    """All stacks of one session. Positions stay for the session's life; a program has a bounded number of them."""
+
+    def __init__(self) -> None:
+        self._children: dict[tuple[int, CodeType, int], int] = {}
+        self._nodes: list[tuple[int, CodeType, int]] = []
+        self._texts: dict[tuple[CodeType, int], str] = {}
+        self._ours: dict[CodeType, bool] = {}
+
+    def index(self, frame: FrameType | None, until: FrameType | None = None, base: int = ROOT) -> int:
+        """The stack that ends in `frame`. Walking up stops at `until`, whose own stack is `base`.
+
+        Frames of this package are left out.
+        """
+        positions = []
+        ours = self._ours
+        while frame is not None and frame is not until:
+            code = frame.f_code
+            mine = ours.get(code)
+            if mine is None:
+                mine = ours[code] = frame.f_globals.get("__name__", "").startswith("msprobe_launch")
+            if not mine:
+                positions.append((code, frame.f_lasti))
+            frame = frame.f_back
+        if frame is None:
+            base = ROOT
+        children = self._children
+        for code, position in reversed(positions):
+            key = (base, code, position)
+            node = children.get(key)
+            if node is None:
+                node = children[key] = len(self._nodes)
+                self._nodes.append(key)
+            base = node
+        return base
+
+    def frames(self, stack: int) -> list[str]:
+        """Frame texts of a stack, innermost first, in the form of stack.json."""
+        out = []
+        while stack != ROOT:
+            stack, code, position = self._nodes[stack]
+            text = self._texts.get((code, position))
+            if text is None:
+                text = self._texts[code, position] = _frame_text(code, position)
+            out.append(text)
+        return out
+
+
+def _frame_text(code: CodeType, position: int) -> str:
+    line = next((line for start, end, line in code.co_lines() if start <= position < end and line), code.co_firstlineno)
+    source = linecache.getline(code.co_filename, line).strip()
+    return f"File {code.co_filename}, line {line}, in {code.co_name}, \n {source}"

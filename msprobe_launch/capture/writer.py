@@ -1,0 +1,250 @@
+"""Records -> files of one rank: bounded buffer, journal, atomic finish, error log.
+
+Written from the training thread, at bounded intervals: a second thread would take the interpreter lock from training
+at moments we cannot choose. An OSError (disk full, quota) loses the records at hand, is counted, and the next flush
+tries again; what was complete stays complete because the journal is cut back to its last whole record.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import traceback
+from datetime import datetime
+from io import BufferedWriter, FileIO
+
+from msprobe_launch.capture.guard import Guard
+from msprobe_launch.capture.stacks import ROOT, StackTable
+from msprobe_launch.config import ProbeConfig
+from msprobe_launch.records import journal
+from msprobe_launch.records.codec import quote, record_line
+from msprobe_launch.records.layout import RankFolder, RunLayout
+from msprobe_launch.records.model import CallRecord
+from msprobe_launch.records.roster import write_atomically
+
+
+class StepWriter:
+    """The files of one step of one rank. Nothing is made on disk before the first record."""
+
+    def __init__(self, folder: RankFolder, config: ProbeConfig, framework: str, stacks: StackTable) -> None:
+        self.folder = folder
+        self.written = 0
+        self.lost = 0
+        self._config = config
+        self._framework = framework
+        self._stacks = stacks
+        self._context = journal.Context()
+        self._journal: FileIO | None = None
+        self._side: BufferedWriter | None = None
+        self._names: set[str] = set()
+
+    def write(self, records: list[CallRecord], guard: Guard) -> None:
+        """Append records to the journal. What cannot be written is counted in `guard`; never raises."""
+        try:
+            if self._journal is None:
+                self._begin()
+            lines, side = self._render(records, guard)
+            self._append(lines, side)
+            self.written += len(lines)
+        except OSError as error:
+            self.lost += len(records)
+            guard.lose(f"write {self.folder.path}", error, len(records))
+
+    def _begin(self) -> None:
+        self.folder.path.mkdir(parents=True, exist_ok=True)
+        config = self._config
+        head = journal.header(config.task.value, config.level.value, self._framework)
+        handle = FileIO(self.folder.journal, "w")
+        try:
+            _write_all(handle, head.encode())
+            self._side = self.folder.context_journal.open("wb")
+        except OSError:
+            handle.close()
+            self.folder.journal.unlink(missing_ok=True)
+            raise
+        self._journal = handle
+
+    def _render(self, records: list[CallRecord], guard: Guard) -> tuple[list[str], list[str]]:
+        lines, side = [], []
+        frames, ops, names = self._context.frames, self._context.ops, self._names
+        for record in records:
+            try:
+                name = record.op.text
+                if name in names:
+                    # Two values under one key would be read as one: the first is kept.
+                    guard.miss("second record of one name")
+                    continue
+                line = record_line(name, record)
+            except Exception as error:  # noqa: BLE001 - one odd value must not take the other records with it
+                guard.lose("encode", error)
+                self.lost += 1
+                continue
+            names.add(name)
+            lines.append(line)
+            if record.is_grad:
+                continue
+            parent = record.parent.text if record.parent is not None else None
+            stack = record.stack
+            if stack != ROOT and stack not in frames:
+                frames[stack] = self._stacks.frames(stack)
+                side.append(json.dumps({"stack": stack, "frames": frames[stack]}))
+            ops[name] = (parent, stack)
+            shown = "null" if parent is None else quote(parent)
+            side.append(f'{{"op": {quote(name)}, "parent": {shown}, "stack": {stack}}}')
+        return lines, side
+
+    def _append(self, lines: list[str], side: list[str]) -> None:
+        if not lines:
+            return
+        handle = self._journal
+        assert handle is not None
+        good = handle.tell()
+        try:
+            _write_all(handle, (journal.RECORD_END.join(lines) + journal.RECORD_END).encode())
+        except OSError:
+            handle.truncate(good)
+            handle.seek(good)
+            raise
+        if self._side is not None and side:
+            self._side.write(("\n".join(side) + "\n").encode())
+            self._side.flush()
+
+    def finish(self, guard: Guard) -> bool:
+        """Journal -> dump.json, stack.json, construct.json. True where all of the step is in them."""
+        handle = self._journal
+        if handle is None:
+            return self.lost == 0
+        try:
+            if self.written:
+                handle.seek(-len(journal.RECORD_END), os.SEEK_END)
+                handle.truncate()
+                _write_all(handle, journal.CLOSE.encode())
+            else:
+                _write_all(handle, journal.EMPTY_CLOSE.encode())
+            write_atomically(self.folder.stack, self._context.stack_json())
+            with_parents = self._config.level.modules
+            write_atomically(self.folder.construct, self._context.construct_json(with_parents=with_parents))
+            self.close()
+            # Last: a reader that sees dump.json finds its companions.
+            os.replace(self.folder.journal, self.folder.dump)
+            self.folder.context_journal.unlink(missing_ok=True)
+        except OSError as error:
+            # The journal stays as it is and is read as a partial step.
+            guard.lose(f"finish {self.folder.path}", error, 0)
+            self.close()
+            return False
+        return self.lost == 0
+
+    def close(self) -> None:
+        """Let go of the files; the journal stays for a reader."""
+        for handle in (self._journal, self._side):
+            if handle is not None:
+                try:
+                    handle.close()
+                except OSError:
+                    pass  # a flush into a full disk: counted when it was written
+        self._journal = self._side = None
+
+    def log_error(self, message: str) -> None:
+        """Append to dump_error_info.log, in the field's form. Never raises."""
+        try:
+            self.folder.path.mkdir(parents=True, exist_ok=True)
+            stamp = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
+            calls = "".join(traceback.format_stack(limit=12)[:-2])
+            with self.folder.errors.open("a", encoding="utf-8") as log:
+                log.write(f"[{stamp}] {message}\nCall stack (most recent call last):\n{calls}\n")
+        except OSError:
+            pass  # the loss itself is counted by the guard
+
+
+def _write_all(handle: FileIO, data: bytes) -> None:
+    """Unbuffered write of everything: a raw write may be short when the disk fills up."""
+    view = memoryview(data)
+    while view:
+        done = handle.write(view)
+        if not done:
+            raise OSError("short write")
+        view = view[done:]
+
+
+class Writer:
+    """The bounded buffer in front of the step's files."""
+
+    def __init__(self, config: ProbeConfig, layout: RunLayout, rank: int, framework: str, guard: Guard) -> None:
+        self.stacks = StackTable()
+        self.calls = 0
+        self._config = config
+        self._layout = layout
+        self._rank = rank
+        self._framework = framework
+        self._guard = guard
+        self._step: StepWriter | None = None
+        self._buffer: list[CallRecord] = []
+        self._held: list[CallRecord] | None = None
+        self._flush_at = 0.0
+        self._limit = config.flush_records
+        guard.on_error = self._log_error
+
+    def open_step(self, step: int) -> None:
+        """Records that follow belong to this step."""
+        folder = self._layout.rank_folder(step, self._rank)
+        self._step = StepWriter(folder, self._config, self._framework, self.stacks)
+        self._flush_at = time.monotonic() + self._config.flush_seconds
+
+    def add(self, record: CallRecord) -> bool:
+        """Take one record; True where a flush is due."""
+        if self._held is not None:
+            self._held.append(record)
+            return False
+        buffer = self._buffer
+        buffer.append(record)
+        return len(buffer) >= self._limit or (not len(buffer) & 15 and time.monotonic() >= self._flush_at)
+
+    def flush(self) -> None:
+        """Write the buffer. The caller has brought device statistics home."""
+        self._flush_at = time.monotonic() + self._config.flush_seconds
+        records, self._buffer = self._buffer, []
+        if records and self._step is not None:
+            self.calls += len(records)
+            self._step.write(records, self._guard)
+
+    def hold(self) -> None:
+        """Keep what follows in memory until `release` says to which step it belongs."""
+        self._held = []
+
+    def release(self) -> None:
+        """What was held joins the records of the open step."""
+        held, self._held = self._held or [], None
+        self._buffer.extend(held)
+
+    def take_held(self) -> list[CallRecord]:
+        """What was held, for the step that comes next."""
+        held, self._held = self._held or [], None
+        return held
+
+    def close_step(self, *, finish: bool) -> bool:
+        """Flush and finish the open step; with `finish` False its journal is left as a partial step.
+
+        True where the step is complete on disk.
+        """
+        self.flush()
+        step, self._step = self._step, None
+        if step is None:
+            return False
+        if finish:
+            return step.finish(self._guard)
+        step.close()
+        return False
+
+    @property
+    def step_has_records(self) -> bool:
+        return bool(self._buffer) or (self._step is not None and self._step.written > 0)
+
+    def forget(self) -> None:
+        """In a forked child: the files are the parent's. Close nothing that would flush into them."""
+        self._step, self._buffer, self._held = None, [], None
+
+    def _log_error(self, message: str) -> None:
+        if self._step is not None:
+            self._step.log_error(message)

@@ -1,0 +1,87 @@
+"""Recorded values and calls -> JSON text, in msprobe's form.
+
+NaN and infinities are bare (`NaN`, `Infinity`, `-Infinity`), as the field's readers expect and Python's json reads.
+Text is assembled by hand: building dictionaries for an encoder costs more than encoding them (docs/benchmarks.md).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from msprobe_launch.records.model import CallRecord, PlainValue, TensorValue, Value
+
+quote = json.encoder.encode_basestring_ascii
+
+_REQUIRES_GRAD = {True: ', "requires_grad": true', False: ', "requires_grad": false', None: ""}
+
+
+def number_text(value: object) -> str:
+    """JSON text of one statistic: a float, int, bool or None."""
+    if value is None:
+        return "null"
+    if value is True:
+        return "true"
+    if value is False:
+        return "false"
+    if isinstance(value, float):
+        if value - value == 0.0:
+            return repr(value)
+        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    return str(value)
+
+
+def tensor_head(type_name: str, dtype: str, shape: Sequence[int]) -> str:
+    """Opening of a tensor's object, to which `tensor_text` adds the statistics."""
+    return f'{{"type": "{type_name}", "dtype": "{dtype}", "shape": {list(shape)}'
+
+
+def tensor_text(value: TensorValue) -> str:
+    """JSON object of a tensor; made once per TensorValue."""
+    text = value.text
+    if text is None:
+        high, low, mean, norm = value.statistics
+        grad = _REQUIRES_GRAD[value.requires_grad]
+        text = value.text = (
+            f'{value.head}, "Max": {number_text(high)}, "Min": {number_text(low)}, "Mean": {number_text(mean)}, '
+            f'"Norm": {number_text(norm)}{grad}{value.tail}}}'
+        )
+    return text
+
+
+def value_text(value: Value) -> str:
+    """JSON text of any recorded value."""
+    kind = type(value)
+    if kind is TensorValue:
+        return value.text or tensor_text(value)  # type: ignore[union-attr,arg-type]
+    if value is None:
+        return "null"
+    if kind is PlainValue:
+        return value.text  # type: ignore[union-attr,return-value]
+    if kind is list:
+        return f"[{', '.join([value_text(item) for item in value])}]"  # type: ignore[union-attr]
+    return _object_text(value)  # type: ignore[arg-type]
+
+
+def _object_text(values: dict[str, Value]) -> str:
+    return f"{{{', '.join([f'{quote(key)}: {value_text(item)}' for key, item in values.items()])}}}"
+
+
+def record_line(name: str, record: CallRecord) -> str:
+    """One journal line without its end: ` "<op>": {...}`."""
+    if record.is_grad:
+        # One list per parameter, as the field's files have it: {"weight": [item]}.
+        items = {key: [item] for key, item in (record.parameters or {}).items()}
+        return f" {quote(name)}: {_object_text(items)}"  # type: ignore[arg-type]
+    parts = []
+    if record.op.backward:
+        parts.append(f'"input": {value_text(record.inputs or [])}')
+    else:
+        parts.append(f'"input_args": {value_text(record.inputs or [])}')
+        parts.append(f'"input_kwargs": {_object_text(record.kwargs) if record.kwargs else "{}"}')
+    parts.append(f'"output": {value_text(record.outputs or [])}')
+    if record.parameters:
+        parts.append(f'"parameters": {_object_text(record.parameters)}')
+    if record.recompute:
+        parts.append('"is_recompute": true')
+    return f" {quote(name)}: {{{', '.join(parts)}}}"

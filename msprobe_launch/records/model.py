@@ -1,0 +1,133 @@
+"""What a recorded call is made of, framework-neutral. These objects live on the hot path: slots, no validation.
+
+    Value = TensorValue | PlainValue | list[Value] | dict[str, Value] | None
+
+A CallRecord becomes one line of the journal (`records.codec.record_line`) and is then dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Union
+
+from msprobe_launch.records.names import NameTemplate
+
+# (max, min, mean, L2 norm); None for a statistic that does not exist (empty tensor, mean of bools).
+Statistics = tuple[Any, Any, Any, Any]
+NO_STATISTICS: Statistics = (None, None, None, None)
+
+
+class TensorValue:
+    """A tensor as it was when it was seen.
+
+    `head` is the JSON text of type, dtype and shape; `statistics` is filled at once on the host and at the next flush
+    for tensors on a device; `tail` is JSON text of further keys (placements).
+    `requires_grad` is None for what can have no gradient (a numpy array). The object is shared by all records that
+    saw the same unchanged tensor, so its text is made once.
+    """
+
+    __slots__ = ("head", "requires_grad", "statistics", "tail", "text")
+
+    def __init__(
+        self, head: str, statistics: Statistics = NO_STATISTICS, requires_grad: bool | None = False, tail: str = ""
+    ) -> None:
+        self.head = head
+        self.statistics = statistics
+        self.requires_grad = requires_grad
+        self.tail = tail
+        self.text: str | None = None
+
+
+class PlainValue:
+    """A value that is no tensor, as the JSON text of its record."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+Value = Union[TensorValue, PlainValue, "list[Value]", "dict[str, Value]", None]
+
+
+class Segment:
+    """A stretch of recording whose call numbers start at 0.
+
+    A step is one segment. Where it is not yet known whether a stretch belongs to the step before it (alternating
+    optimizers, see `capture.steps`), it is recorded as a segment of its own; joining it shifts its numbers by
+    `offsets`, which is why names are made when a record is written and not when it is seen.
+    """
+
+    __slots__ = ("counters", "offsets")
+
+    def __init__(self) -> None:
+        self.counters: dict[str, int] = {}
+        self.offsets: dict[str, int] = {}
+
+    def next_number(self, counter: str) -> int:
+        """The number of this call among those of one name; the first is 0."""
+        number = self.counters.get(counter, 0)
+        self.counters[counter] = number + 1
+        return number
+
+    def join(self, earlier: Segment) -> None:
+        """Continue the numbers of `earlier`, whose last call came before this segment's first."""
+        self.offsets = {
+            name: earlier.counters.get(name, 0) + earlier.offsets.get(name, 0)
+            for name in (*earlier.counters, *earlier.offsets)
+        }
+
+
+class OpRef:
+    """One call: a name template with its number. `text` gives the op's name in the files."""
+
+    __slots__ = ("backward", "number", "segment", "template")
+
+    def __init__(self, template: NameTemplate, number: int, segment: Segment, backward: bool = False) -> None:
+        self.template = template
+        self.number = number
+        self.segment = segment
+        self.backward = backward
+
+    @property
+    def text(self) -> str:
+        template = self.template
+        number = self.number + self.segment.offsets.get(template.counter, 0)
+        head, tail = template.backward if self.backward else template.forward
+        return f"{head}{number}{tail}"
+
+    def as_backward(self) -> OpRef:
+        """The same call in the other direction."""
+        return OpRef(self.template, self.number, self.segment, True)
+
+
+class CallRecord:
+    """One direction of one call.
+
+    Forward: `inputs` positional, `kwargs` keyword, `outputs`, and for modules `parameters`. Backward: `inputs` are the
+    gradients that came in (of the outputs), `outputs` those that went out (of the inputs). Parameter gradients:
+    only `parameters`, and `is_grad`. `parent` is the enclosing module's call, `stack` an index of `capture.stacks`.
+    """
+
+    __slots__ = ("inputs", "is_grad", "kwargs", "op", "outputs", "parameters", "parent", "recompute", "stack")
+
+    def __init__(
+        self,
+        op: OpRef,
+        inputs: list[Value] | None,
+        kwargs: dict[str, Value] | None,
+        outputs: list[Value] | None,
+        parameters: dict[str, Value] | None = None,
+        parent: OpRef | None = None,
+        stack: int = -1,
+        recompute: bool = False,
+        is_grad: bool = False,
+    ) -> None:
+        self.op = op
+        self.inputs = inputs
+        self.kwargs = kwargs
+        self.outputs = outputs
+        self.parameters = parameters
+        self.parent = parent
+        self.stack = stack
+        self.recompute = recompute
+        self.is_grad = is_grad
