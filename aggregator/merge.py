@@ -22,8 +22,8 @@ from aggregator.columns import TEXT_SUFFIX, Mode
 from aggregator.merge_config import MergeConfig
 from msprobe_launch.errors import NothingUsable, near_miss
 
-# 2 million cells: 16 MB of numbers, and in the worst case (every cell a resolved text) some 200 MB of texts.
-CELLS_PER_BLOCK = 2_000_000
+# 2 MB of numbers; as many texts again in the worst case, some 100 bytes each while they are put together.
+CELLS_PER_BLOCK = 300_000
 
 Rows = npt.NDArray[np.int64]
 
@@ -184,51 +184,61 @@ def blocks(plan: MergePlan, metric: str) -> Iterator[Block]:
 
 def _column(mode: Mode, rank: RankTable, metric: str, rows: Rows) -> Column:
     """One rank's cells of one metric, in merged rows, with the N/A rule applied."""
+    present = rows[rows >= 0]
+    first = int(present.min()) if len(present) else 0
+    # The part of the partition that these rows lie in: all of it is read, but no more of it is worked on.
+    part = slice(first, int(present.max()) + 1 if len(present) else 0)
     if metric == merge_config.MD5:
-        numbers, texts = _checksums(rank.partition)
+        numbers, texts = _checksums(rank.partition, part)
     elif metric in mode.metrics:
-        numbers, texts = _metric(mode, rank.partition, metric)
+        numbers, texts = _metric(mode, rank.partition, metric, part)
     elif metric in mode.numeric:
-        both = _read(rank.partition, [metric, metric + TEXT_SUFFIX])
+        both = _read(rank.partition, [metric, metric + TEXT_SUFFIX], part)
         numbers, texts = both[metric], both[metric + TEXT_SUFFIX]
     else:
-        texts = _read(rank.partition, [metric])[metric]
+        texts = _read(rank.partition, [metric], part)[metric]
         numbers = pa.nulls(len(texts), pa.float64())
-    if len(rows) == len(numbers) and len(rows) and rows[0] == 0 and bool(np.all(np.diff(rows) == 1)):
+    if len(present) == len(rows) == len(numbers) and bool(np.all(np.diff(rows) == 1)):
         return Column(rank.label, numbers, texts)
-    index = pa.array(rows, mask=rows < 0)
+    index = pa.array(rows - first, mask=rows < 0)
     return Column(rank.label, numbers.take(index), texts.take(index))
 
 
-def _metric(mode: Mode, partition: Path, metric: str) -> tuple[pa.Array, pa.Array]:
-    own = _read(partition, [metric, metric + TEXT_SUFFIX])
+def _metric(mode: Mode, partition: Path, metric: str, part: slice) -> tuple[pa.Array, pa.Array]:
+    own = _read(partition, [metric, metric + TEXT_SUFFIX], part)
     numbers, texts = own[metric], own[metric + TEXT_SUFFIX]
     mask = resolve.needs_resolution(texts)
     if not pc.any(mask).as_py():
         return numbers, texts
     # Few rows of most partitions need their maxima, so these are cut out before they become texts.
     npu, bench = mode.statistics[0], mode.statistics[4]
-    read = _read(partition, [npu, npu + TEXT_SUFFIX, bench, bench + TEXT_SUFFIX])
+    read = _read(partition, [npu, npu + TEXT_SUFFIX, bench, bench + TEXT_SUFFIX], part)
     maxima = {name: column.filter(mask) for name, column in read.items()}
     shown_npu = cells.join(maxima[npu], maxima[npu + TEXT_SUFFIX])
     shown_bench = cells.join(maxima[bench], maxima[bench + TEXT_SUFFIX])
     return numbers, resolve.resolve(texts, mask, shown_npu, shown_bench)
 
 
-def _checksums(partition: Path) -> tuple[pa.Array, pa.Array]:
+def _checksums(partition: Path, part: slice) -> tuple[pa.Array, pa.Array]:
     npu_name, bench_name = columns.CHECKSUMS
-    both = _read(partition, [npu_name, bench_name])
+    both = _read(partition, [npu_name, bench_name], part)
     npu, bench = both[npu_name], both[bench_name]
     differ = pc.binary_join_element_wise("NPU:", npu, "  Bench:", bench, "")
     return pa.nulls(len(npu), pa.float64()), pc.if_else(pc.equal(npu, bench), npu, differ)
 
 
-def _read(partition: Path, names: list[str]) -> dict[str, pa.Array]:
+def numbers(partition: Path, name: str) -> npt.NDArray[np.float64]:
+    """A numeric column of a partition, NaN for null."""
+    column = _read(partition, [name])[name]
+    return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64)
+
+
+def _read(partition: Path, names: list[str], part: slice = slice(None)) -> dict[str, pa.Array]:
     """Columns of a partition; booleans as the texts `True` and `False`, dictionary columns plain."""
     table = pq.read_table(partition, columns=names, memory_map=True)
     out: dict[str, pa.Array] = {}
     for name in names:
-        column = cells.combined(table.column(name))
+        column = cells.combined(table.column(name))[part]
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
         if pa.types.is_boolean(column.type):
