@@ -6,6 +6,7 @@ value that means "off" and refused at any other, so that nobody believes in a se
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -183,6 +184,12 @@ def resolve(
         values[field] = given if isinstance(given, bool) else _parsed(SETTINGS[field].from_text, given, flag)
         sources[field] = flag
     config = ProbeConfig(**values)  # type: ignore[arg-type]  # each value has passed its setting's parser
+    # Ranks may change their working directory.
+    config = dataclasses.replace(
+        config, run_dir=config.run_dir.absolute(), bench=None if config.bench is None else config.bench.absolute()
+    )
+    if config.bench is not None and not config.bench.is_dir():
+        raise ConfigError(f"{sources['bench']}: there is no directory {config.bench}.")
     _check_scope(config, sources)
     return Resolved(config, sources)
 
@@ -291,5 +298,5 @@ def _refuse_unsupported(raw: Mapping[str, Any], neutral: Mapping[str, tuple[obje
         # `is` would miss equal lists, and == alone takes 1 for True.
         if value is None or any(value == good and type(value) is type(good) for good in accepted):
             continue
-        allowed = " or ".join([*map(json.dumps, accepted), "leave it out"])
-        raise ConfigError(f"'{key}' in {where}: {json.dumps(value)} is not supported yet. Use {allowed}.")
+        allowed = "".join(f"Use {json.dumps(good)}, or l" for good in accepted) or "L"
+        raise ConfigError(f"'{key}' in {where}: {json.dumps(value)} is not supported yet. {allowed}eave it out.")

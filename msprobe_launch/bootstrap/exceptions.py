@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import site
 import sysconfig
 import traceback
@@ -11,8 +12,8 @@ from datetime import datetime, timezone
 def describe(exception: BaseException) -> str:
     """First line `Type: text`, then `at FILE:LINE in FUNCTION`, the time with UTC offset, and the traceback.
 
-    The place is the innermost frame outside installed packages and the standard library, for a shape error raised deep
-    inside the framework is looked for in the user's code; the innermost frame of all where there is no such frame.
+    The place is the innermost frame outside installed packages, the standard library and ourselves, for a shape error
+    raised deep inside the framework is looked for in the user's code; where there is no such frame, the innermost.
     """
     summary = "".join(traceback.format_exception_only(type(exception), exception)).strip()
     lines = [summary.partition("\n")[0]]
@@ -29,5 +30,6 @@ def describe(exception: BaseException) -> str:
 
 
 def _installed() -> tuple[str, ...]:
+    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return tuple(path for path in (*paths, site.getusersitepackages(), "<frozen") if path)
+    return tuple(path for path in (*paths, ours, site.getusersitepackages(), "<frozen") if path)

@@ -1,0 +1,253 @@
+"""The command `msprobe-launch`: flags -> ProbeConfig + LaunchPlan -> a backend -> what was recorded, exit code."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shlex
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+from msprobe_launch import __version__
+from msprobe_launch.config import DataMode, Level, NumberSet, ProbeConfig, StepOn, Task
+from msprobe_launch.config_sources import ENV_PREFIX, SETTINGS, Resolved, resolve, truth
+from msprobe_launch.errors import ConfigError, ProbeError, UsageError, near_miss
+from msprobe_launch.launch import roster
+from msprobe_launch.launch.base import Launcher, LaunchPlan, RunOutcome
+from msprobe_launch.launch.commandline import OptionTable, cut
+from msprobe_launch.launch.injection import worker_environment
+from msprobe_launch.launch.rundir import default_run_dir
+from msprobe_launch.logs import configure, get_logger
+from msprobe_launch.records.roster import Manifest
+
+# sysexits.h calls 70 "internal software error"; a training has no reason to end with it.
+EXIT_NOT_RECORDED = 70
+
+# Switches that are not fields of ProbeConfig: variable -> help.
+_CONFIG_VARIABLE = f"{ENV_PREFIX}CONFIG"
+_OFF_VARIABLE = f"{ENV_PREFIX}OFF"
+_STRICT_VARIABLE = f"{ENV_PREFIX}STRICT"
+
+_USAGE = "msprobe-launch [options] SCRIPT [arguments]"
+_EPILOG = """\
+All options of the installed torchrun are accepted, in both
+spellings (torchrun --help lists them), and PET_* variables.
+Everything after SCRIPT belongs to the script.
+
+Each --probe-NAME can be set by MSPROBE_LAUNCH_NAME as well.
+Defaults < --probe-config < environment < flags.
+
+exit codes:
+  0        the training succeeded
+  2        command line, configuration or run directory
+  70       --probe-strict: it succeeded, a rank is missing
+  128+N    signal N ended the first failing rank or us
+  other    of the rank that failed first
+
+example:
+  msprobe-launch --nproc 8 --probe-level mix train.py --lr 1
+  msprobe-aggregate msprobe_runs/20260131-120000-train
+"""
+
+
+def own_parser() -> argparse.ArgumentParser:
+    """Our own options. A field's flag has the field's name as `dest`, and None where it was not given."""
+    parser = argparse.ArgumentParser(
+        prog="msprobe-launch",
+        usage=_USAGE,
+        description="Start a distributed training as torchrun does,\nand record what every rank computes.",
+        epilog=_EPILOG,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=20, width=_columns()),
+        add_help=False,
+        allow_abbrev=False,
+    )
+
+    def one_of(kind: type[Level | Task | StepOn | DataMode]) -> str:
+        return ", ".join(member.value for member in kind)
+
+    add = parser.add_argument
+    add("-h", "--help", action="store_true", help="show this and exit")
+    add("--version", action="store_true", help="show the version and exit")
+    add("--nproc", metavar="N", help="ranks on this node, short for --nproc-per-node N")
+    add("--run-dir", metavar="DIR", help="where the run is recorded; new or empty (default: msprobe_runs/TIME-SCRIPT)")
+    add("--backend", choices=("auto", "torchrun"), default="auto", help="how ranks are started (default: auto)")
+    add("--dry-run", action="store_true", help="show what would be started, with which settings, and exit")
+    add("--probe-config", metavar="FILE", help="settings in msprobe's config.json format, or the same in YAML")
+    add("--probe-level", metavar="LEVEL", dest="level", help=f"{one_of(Level)} (default: L1)")
+    add("--probe-task", metavar="TASK", dest="task", help=f"{one_of(Task)} (default: statistics)")
+    add("--probe-steps", metavar="0,2,5-8", dest="steps", help="steps to record (default: all)")
+    add("--probe-ranks", metavar="0,2,5-8", dest="ranks", help="ranks that record (default: all)")
+    add("--probe-scope", metavar="FROM,TO", dest="scope", help="record from one op to another, by full names")
+    add("--probe-list", metavar="A,B", dest="list", help="record ops whose name holds one of these texts")
+    add("--probe-data-mode", metavar="MODES", dest="data_mode", help=f"{one_of(DataMode)} (default: all)")
+    add("--probe-step-on", metavar="WHAT", dest="step_on", help=f"what ends a step: {one_of(StepOn)} (default: auto)")
+    add(
+        "--probe-eval",
+        action="store_const",
+        const=True,
+        dest="eval",
+        help="record forwards without gradients during training too",
+    )
+    add("--probe-bench", metavar="RUN_DIR", dest="bench", help="trusted run to compare with, kept in the manifest")
+    add("--probe-off", action="store_true", help="same launch, nothing injected: the control run")
+    add("--probe-strict", action="store_true", help=f"exit {EXIT_NOT_RECORDED} where a rank did not record")
+    return parser
+
+
+def _columns() -> int:
+    """Columns to write in; 80 in a pipe."""
+    import shutil
+
+    return min(shutil.get_terminal_size((80, 24)).columns, 100)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    logger = configure("msprobe")
+    try:
+        return _main(list(sys.argv[1:] if argv is None else argv))
+    except ProbeError as error:
+        for line in str(error).splitlines():
+            logger.error(line)
+        return error.exit_code
+
+
+def _main(tokens: list[str]) -> int:
+    parser = own_parser()
+    if not tokens or tokens[0] in ("-h", "--help"):
+        # The usual way to ask, answered before a framework is imported.
+        print(parser.format_help(), end="", file=sys.stdout if tokens else sys.stderr)
+        return 0 if tokens else UsageError.exit_code
+    if tokens[0] == "--version":
+        print(f"msprobe-launch {__version__}")
+        return 0
+    launcher = _launcher()
+    line = cut(tokens, OptionTable(parser), OptionTable(launcher.parser()))
+    given = parser.parse_args(line.ours)
+    if given.help or given.version:
+        return _main(["--help" if given.help else "--version"])
+    if not line.target:
+        raise UsageError("no script was named.", hint=f"usage: {_USAGE}")
+    started = datetime.now(timezone.utc).astimezone()
+    resolved = _resolved(given, os.environ, line.target[0], started)
+    is_off = given.probe_off or _switch(os.environ, _OFF_VARIABLE)
+    options = [*_nproc(given.nproc, line.backend), *line.backend]
+    plan = LaunchPlan(
+        options=tuple(options),
+        target=line.target,
+        config=None if is_off else resolved.config,
+        run_dir_is_default="run_dir" not in resolved.sources,
+        manifest=_manifest(tokens, line.target[0], launcher.name, started, resolved.config),
+    )
+    if given.dry_run:
+        print("\n".join(_plan_lines(plan, launcher, resolved)))
+        return 0
+    return _finish(launcher.launch(plan), plan, strict=given.probe_strict or _switch(os.environ, _STRICT_VARIABLE))
+
+
+def _launcher() -> Launcher:
+    from msprobe_launch.launch.torchrun import TorchrunLauncher
+
+    return TorchrunLauncher()
+
+
+def _nproc(nproc: str | None, backend: Sequence[str]) -> list[str]:
+    if nproc is None:
+        return []
+    names = ("--nproc-per-node", "--nproc_per_node")
+    twice = next((token for token in backend if token.partition("=")[0] in names), None)
+    if twice is not None:
+        raise UsageError(f"--nproc {nproc} and {twice} both say how many ranks to start. Leave out one of them.")
+    return [names[0], nproc]
+
+
+def _resolved(given: argparse.Namespace, environ: Mapping[str, str], script: str, started: datetime) -> Resolved:
+    variables = {setting.variable for setting in SETTINGS.values()} | {
+        _CONFIG_VARIABLE,
+        _OFF_VARIABLE,
+        _STRICT_VARIABLE,
+    }
+    for name in environ:
+        if name.startswith(ENV_PREFIX) and name not in variables:
+            raise ConfigError(f"unknown variable {name}.{near_miss(name, variables)}")
+    file = given.probe_config or environ.get(_CONFIG_VARIABLE)
+    flags = {field: getattr(given, field) for field in SETTINGS}
+    return resolve(flags, environ, Path(file) if file else None, default_run_dir=default_run_dir(script, started))
+
+
+def _switch(environ: Mapping[str, str], variable: str) -> bool:
+    text = environ.get(variable, "")
+    try:
+        return bool(text) and truth(text)
+    except ValueError as error:
+        raise ConfigError(f"{variable}: {error}") from None
+
+
+def _manifest(tokens: Sequence[str], script: str, backend: str, started: datetime, config: ProbeConfig) -> Manifest:
+    from importlib import metadata
+
+    versions = {"python": platform.python_version(), "msprobe_launch": __version__}
+    for package in ("torch", "numpy"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return Manifest(
+        command=("msprobe-launch", *tokens),
+        script=script,
+        backend=backend,
+        started=started.isoformat(timespec="microseconds"),
+        bench=None if config.bench is None else str(config.bench),
+        config=config.as_dict(),
+        versions=versions,
+        host=socket.gethostname(),
+    )
+
+
+def _plan_lines(plan: LaunchPlan, launcher: Launcher, resolved: Resolved) -> list[str]:
+    """What --dry-run shows: the command, what is injected, each setting with where it came from."""
+    lines = [f"{launcher.name} {shlex.join([*plan.options, *plan.target])}"]
+    if plan.config is None:
+        return [*lines, "probe off: nothing is injected"]
+    lines += ["environment of each rank:"]
+    lines += [f"  {name}={value}" for name, value in worker_environment(plan.config, os.environ).items()]
+    lines += ["settings:"]
+    for field, value in plan.config.as_dict().items():
+        shown = ", ".join(value) if isinstance(value, list) else value
+        lines.append(f"  {field} = {'' if shown is None else shown}  ({resolved.sources.get(field, 'default')})")
+    return lines
+
+
+def _finish(outcome: RunOutcome, plan: LaunchPlan, *, strict: bool) -> int:
+    """Complete the roster, say what was recorded and who failed, and return the exit code."""
+    logger = get_logger()
+    marks = roster.complete(outcome, plan)
+    asked = NumberSet() if plan.config is None else plan.config.ranks
+    if plan.config is None:
+        logger.info("probe off: nothing was injected")
+    else:
+        for line in roster.recorded_lines(outcome, marks, asked):
+            logger.info(line)
+    if outcome.attempt:
+        logger.info("restarted %d times; earlier attempts are kept beside it", outcome.attempt)
+    first = roster.culprit(outcome, marks)
+    if first is not None:
+        for line in roster.failure_lines(outcome, marks, first):
+            logger.error(line)
+    if outcome.failure is not None:
+        raise outcome.failure
+    if outcome.signal is not None:
+        logger.error("stopped by %s", roster.signal_name(outcome.signal))
+        return 128 + outcome.signal
+    if first is not None and first.exit_code:
+        return first.exit_code if first.exit_code > 0 else 128 - first.exit_code
+    if outcome.failed:
+        return 1
+    if strict and plan.config is not None and not roster.is_complete(marks, asked):
+        logger.error("--probe-strict: not every rank recorded, exit code %d", EXIT_NOT_RECORDED)
+        return EXIT_NOT_RECORDED
+    return 0

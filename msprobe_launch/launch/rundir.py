@@ -1,0 +1,91 @@
+"""The run directory: made for one run, never written over, its manifest by whichever node comes first."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+from msprobe_launch.errors import RunDirectoryError, UnreadableInput
+from msprobe_launch.logs import get_logger
+from msprobe_launch.records.layout import RunLayout
+from msprobe_launch.records.roster import Manifest, load, save
+
+DEFAULT_PARENT = "msprobe_runs"
+
+# A manifest is written in milliseconds; a lock held for longer is a file system that does not really lock.
+LOCK_TIMEOUT_SECONDS = 20.0
+
+
+def default_run_dir(script: str, now: datetime) -> Path:
+    """`msprobe_runs/<time>-<script>` under the working directory; numbered where that is taken."""
+    stem = Path(script).stem or "run"
+    base = Path.cwd() / DEFAULT_PARENT / f"{now:%Y%m%d-%H%M%S}-{stem}"
+    path, number = base, 2
+    while path.exists():
+        path, number = base.with_name(f"{base.name}-{number}"), number + 1
+    return path
+
+
+def make_fresh(path: Path) -> None:
+    """Make an empty run directory. Raises RunDirectoryError where there is anything in it or it cannot be made."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        taken = next(path.iterdir(), None)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"{path}: the run directory cannot be made: {error.strerror}",
+            hint="Name one that can be written: --run-dir DIR",
+        ) from error
+    if taken is not None:
+        raise _taken(path, f"it holds {taken.name}")
+
+
+def sign(layout: RunLayout, manifest: Manifest) -> None:
+    """Write the manifest, or find that another node of this very launch has done so.
+
+    Nodes of one launch agree on `started`, to the microsecond. Raises RunDirectoryError where the directory belongs
+    to another run or cannot be written.
+    """
+    try:
+        layout.root.mkdir(parents=True, exist_ok=True)
+        with _locked(layout):
+            if layout.manifest.exists():
+                there = load(layout.manifest, Manifest)
+                if there.started != manifest.started:
+                    raise _taken(layout.root, f"it holds a run started {there.started}")
+                return
+            # `logs` is made by the backend before its nodes have met; anything else is another run's.
+            own = {layout.manifest_lock.name, layout.logs.name}
+            for entry in layout.root.iterdir():
+                if entry.name not in own:
+                    raise _taken(layout.root, f"it holds {entry.name}")
+            save(layout.manifest, manifest)
+    except (OSError, UnreadableInput) as error:
+        raise RunDirectoryError(
+            f"{layout.root}: the manifest cannot be written: {error}", hint="Name another directory: --run-dir DIR"
+        ) from error
+
+
+def _taken(path: Path, why: str) -> RunDirectoryError:
+    return RunDirectoryError(
+        f"{path}: the run directory is not empty: {why}. A run is never written over.",
+        hint=f"Name another one with --run-dir DIR, or delete it: rm -r '{path}'",
+    )
+
+
+@contextlib.contextmanager
+def _locked(layout: RunLayout) -> Iterator[None]:
+    """Hold the manifest's lock; go on without it, and say so, where the file system cannot lock."""
+    import filelock
+
+    lock = filelock.FileLock(layout.manifest_lock, timeout=LOCK_TIMEOUT_SECONDS)
+    try:
+        lock.acquire()
+    except (OSError, NotImplementedError) as error:  # filelock's Timeout is an OSError
+        get_logger().warning("%s cannot be locked (%s), going on without", layout.manifest_lock, error)
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,229 @@
+"""Backend torchrun: torch's own elastic agent, in this process, watched through three seams.
+
+`torch.distributed.run.run` does all the work. For the time of the call it finds our `elastic_launch`, which gives the
+launch configuration a log specification that adds to each worker's environment, and our agent class, which notes the
+workers as they start and stop. Nothing of torch is copied, so its options mean what they mean to torchrun.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from msprobe_launch.errors import ProbeError, UsageError
+from msprobe_launch.launch.base import LaunchPlan, RunOutcome, Worker
+from msprobe_launch.launch.injection import worker_environment
+from msprobe_launch.launch.rundir import make_fresh, sign
+from msprobe_launch.logs import get_logger
+from msprobe_launch.records.layout import RunLayout
+
+# Where the nodes of one launch agree on its run directory and starting time.
+STORE_KEY = "msprobe_launch/run"
+
+
+class TorchrunLauncher:
+    """Starts ranks as the installed torchrun does."""
+
+    name = "torchrun"
+
+    def parser(self) -> argparse.ArgumentParser:
+        """The installed torchrun's own parser. Imports torch. PET_* variables are its defaults."""
+        try:
+            from torch.distributed.run import get_args_parser
+        except ImportError as error:
+            raise UsageError(
+                f"the torchrun backend needs PyTorch, which this Python cannot import: {error}",
+                hint="Install it here (pip install torch), or run msprobe-launch from the training's environment.",
+            ) from error
+        parser: argparse.ArgumentParser = get_args_parser()
+        return parser
+
+    def parse(self, plan: LaunchPlan) -> argparse.Namespace:
+        """The options as torchrun parses them, the script's arguments untouched. Raises UsageError or SystemExit(2)."""
+        script, *arguments = plan.target
+        ends_options = ["--"] if script.startswith("-") else []
+        args = self.parser().parse_args([*plan.options, *ends_options, script])
+        args.training_script_args = arguments
+        if args.run_path:
+            raise UsageError(
+                "--run-path runs the script inside a process that the agent has prepared, where it cannot be recorded.",
+                hint="Leave it out: the script is then started by the Python interpreter, with the same arguments.",
+            )
+        return args
+
+    def launch(self, plan: LaunchPlan) -> RunOutcome:
+        args = self.parse(plan)
+        from torch.distributed import run as torchrun
+        from torch.distributed.elastic.multiprocessing import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
+
+        try:
+            _, max_nodes = torchrun.parse_min_max_nnodes(args.nnodes)
+        except (ValueError, RuntimeError) as error:
+            raise UsageError(f"--nnodes: {error}") from error
+        run = _Run(plan, several_nodes=max_nodes > 1)
+        run.prepare(args)
+        signal: int | None = None
+        failed = False
+        failure: Exception | None = None
+        with run.watched():
+            try:
+                record(torchrun.run)(args)
+            except ChildFailedError:
+                failed = True  # `run` has seen which workers, and more exactly
+            except SignalException as stop:
+                signal = int(stop.sigval)
+            except ProbeError:
+                raise
+            except Exception as error:  # told by the caller once the roster is complete
+                if not run.configured:
+                    raise UsageError(f"torchrun's options: {error}") from error
+                failure = error
+        return RunOutcome(run.run_dir, tuple(run.workers), signal, failed, failure)
+
+
+class _Run:
+    """One launch as it goes: its run directory, and the workers of this node so far."""
+
+    def __init__(self, plan: LaunchPlan, *, several_nodes: bool) -> None:
+        self._plan = plan
+        self._config = plan.config
+        self._several_nodes = several_nodes
+        self._nnodes = "1"
+        self.workers: list[Worker] = []
+        self.configured = False
+
+    @property
+    def run_dir(self) -> Path | None:
+        return None if self._config is None else self._config.run_dir
+
+    def prepare(self, args: argparse.Namespace) -> None:
+        """Make the run directory, as far as one node can before it has met the others."""
+        self._nnodes = args.nnodes
+        if self.run_dir is None or (self._several_nodes and self._plan.run_dir_is_default):
+            return
+        if not self._several_nodes:
+            make_fresh(self.run_dir)
+        if args.log_dir is None:
+            args.log_dir = str(RunLayout(self.run_dir).logs)
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Stand in torch's seams for the time of the launch."""
+        from torch.distributed import run as torchrun
+        from torch.distributed.launcher import api
+
+        launch, agent = torchrun.elastic_launch, api.LocalElasticAgent
+
+        def elastic_launch(config: Any, entrypoint: Any) -> Any:
+            self.configured = True
+            if self._config is not None:
+                config.logs_specs = _InjectingLogs(config.logs_specs, self)
+            return launch(config=config, entrypoint=entrypoint)
+
+        torchrun.elastic_launch, api.LocalElasticAgent = elastic_launch, _watching_agent(agent, self)
+        try:
+            yield
+        finally:
+            torchrun.elastic_launch, api.LocalElasticAgent = launch, agent
+
+    def before_start(self, group: Any) -> None:
+        """The nodes have met and the ranks have numbers: sign the run directory, once."""
+        if self._config is None or self.workers:
+            return
+        world_size = group.workers[0].world_size
+        if not any(rank in self._config.ranks for rank in range(world_size)):
+            raise UsageError(f"--probe-ranks {self._config.ranks} picks none of the ranks 0-{world_size - 1}.")
+        manifest = dataclasses.replace(self._plan.manifest, world_size=world_size, nnodes=self._nnodes)
+        if self._several_nodes:
+            proposal = json.dumps({"started": manifest.started, "run_dir": str(self._config.run_dir)})
+            agreed = json.loads(_first_proposal(group.store, proposal))
+            manifest = dataclasses.replace(manifest, started=agreed["started"])
+            if self._plan.run_dir_is_default:
+                self._config = dataclasses.replace(self._config, run_dir=Path(agreed["run_dir"]))
+        manifest = dataclasses.replace(manifest, config=self._config.as_dict())
+        sign(RunLayout(self._config.run_dir), manifest)
+
+    def environment(self) -> dict[str, str]:
+        """What each worker's environment gets from us."""
+        return {} if self._config is None else worker_environment(self._config, os.environ)
+
+    def started(self, group: Any, attempt: int, processes: Any) -> None:
+        """Note the workers of one attempt, and be told when torch ends them."""
+        first = len(self.workers)
+        pids = processes.pids()
+        self.workers += [
+            Worker(worker.global_rank, worker.local_rank, worker.world_size, attempt, pids[worker.local_rank])
+            for worker in group.workers
+        ]
+        close, closing = processes.close, iter([True])
+
+        def watched_close(*args: Any, **kwargs: Any) -> None:
+            # torch closes an attempt when all have ended or one has failed; whoever still lives then is stopped by us.
+            if next(closing, False):
+                self.workers[first:] = [dataclasses.replace(w, stopped=_lives(w.pid)) for w in self.workers[first:]]
+            try:
+                close(*args, **kwargs)
+            finally:
+                handlers = getattr(processes, "subprocess_handlers", {})
+                self.workers[first:] = [
+                    dataclasses.replace(w, exit_code=handlers[w.local_rank].proc.poll())
+                    if w.local_rank in handlers
+                    else w
+                    for w in self.workers[first:]
+                ]
+
+        processes.close = watched_close
+
+
+def _watching_agent(agent: type, run: _Run) -> type:
+    class WatchingAgent(agent):  # type: ignore[misc]  # torch's agent, known at run time only
+        def _start_workers(self, worker_group: Any) -> Any:
+            run.before_start(worker_group)
+            ids = super()._start_workers(worker_group)
+            attempt = worker_group.spec.max_restarts - self._remaining_restarts
+            run.started(worker_group, attempt, self._pcontext)
+            return ids
+
+    return WatchingAgent
+
+
+class _InjectingLogs:
+    """torch's log specification with one addition: it is asked for each attempt, and may add to the environments."""
+
+    def __init__(self, inner: Any, run: _Run) -> None:
+        self._inner = inner
+        self._run = run
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> Any:
+        destinations = self._inner.reify(envs)
+        added = self._run.environment()
+        for env in envs.values():
+            env.update(added)
+        return destinations
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def _first_proposal(store: Any, proposal: str) -> str:
+    """What the first node to come here proposed. A store that cannot compare leaves each node with its own."""
+    try:
+        return bytes(store.compare_set(STORE_KEY, "", proposal)).decode()
+    except (RuntimeError, NotImplementedError) as error:
+        get_logger().warning("the nodes cannot agree on a run directory: %s", error)
+        return proposal
+
+
+def _lives(pid: int) -> bool:
+    """True while our child `pid` runs; leaves its exit code for torch to collect."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False
