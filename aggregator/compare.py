@@ -1,0 +1,421 @@
+"""One rank of one step: read both dumps, match, measure, judge, find the first divergence.
+
+A rank that cannot be compared is a RankFailure, a value; no error of an input leaves this module.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aggregator import columns, divergence, match, metrics, read, sheet, verdict
+from aggregator.columns import BENCH_STATISTICS, DIFFERENCES, NPU_STATISTICS, RELATIVE_ERRORS, TEXT_SUFFIX, Mode
+from aggregator.model import RankComparison, RankFailure
+from msprobe_launch.errors import InputError
+from msprobe_launch.records.layout import RankFolder
+from msprobe_launch.records.names import Role
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+
+    from aggregator.read import RankDump
+
+FORMATS = ("csv", "xlsx")
+
+
+@dataclass(frozen=True, slots=True)
+class CompareJob:
+    """What one rank's comparison needs; small, so that it travels to any worker.
+
+    `partition` is the parquet file to write (its folder is made). With `results` (a folder), a
+    `compare_result_rank<R>_<stamp>.<format>` is written there too; `stamp` is `YYYYmmddHHMMSS`.
+    `tolerance` replaces the tolerances of `divergence` (a ratio, not a percentage).
+    """
+
+    target: Path
+    bench: Path
+    partition: Path
+    step: int | None = None
+    rank: int | None = None
+    tolerance: float | None = None
+    results: Path | None = None
+    format: str = "csv"
+    stamp: str = ""
+
+
+def compare_rank(job: CompareJob) -> RankComparison | RankFailure:
+    """Compare one rank and write its partition. Never raises because of its inputs or of a full disk."""
+    try:
+        return _compare(job)
+    except InputError as error:
+        return RankFailure(job.step, job.rank, job.target, str(error))
+    except MemoryError:
+        return RankFailure(job.step, job.rank, job.target, "out of memory; run with fewer workers (--jobs 1)")
+    except OSError as error:
+        return RankFailure(job.step, job.rank, job.target, f"{error.filename or 'a file'}: {error.strerror or error}")
+
+
+def _compare(job: CompareJob) -> RankComparison:
+    import pyarrow.parquet as pq
+
+    target = _read_side("target", job.target, job.rank)
+    bench = _read_side("bench", job.bench, job.rank)
+    mode, notes = _mode(target, bench)
+    matching = match.match(target, bench)
+    table, differs = _table(target, bench, matching, mode)
+    table = _with_excess(table, mode, job.tolerance, differs)
+    job.partition.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, job.partition, compression="zstd", compression_level=1)
+    if job.results is not None:
+        write_result(table, mode, job)
+    counts = table[columns.RESULT].value_counts().to_pylist()
+    matched = int((matching.bench_row >= 0).sum())
+    return RankComparison(
+        step=job.step,
+        rank=job.rank,
+        mode=mode,
+        partition=job.partition,
+        source=job.target,
+        rows=table.num_rows,
+        matched=matched,
+        results={entry["values"]: entry["counts"] for entry in counts},
+        findings=divergence.findings(table),
+        first=divergence.first(table, mode, step=job.step, rank=job.rank),
+        bench_only=matching.bench_only,
+        partial=target.partial or bench.partial,
+        notes=(*notes, *matching.notes, *_unmatched_note(target, matching)),
+    )
+
+
+def result_path(job: CompareJob) -> Path:
+    """`compare_result_rank<R>_<stamp>.csv`, or `compare_result_<stamp>.csv` where no rank is known."""
+    rank = "" if job.rank is None else f"rank{job.rank}_"
+    assert job.results is not None
+    return job.results / f"compare_result_{rank}{job.stamp}.{job.format}"
+
+
+def write_result(table: pa.Table, mode: Mode, job: CompareJob) -> Path:
+    """Write the result file of one rank and return its path. Raises OSError."""
+    path = result_path(job)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (sheet.write_xlsx if job.format == "xlsx" else sheet.write_csv)(table, mode, path)
+    return path
+
+
+def _read_side(side: str, path: Path, rank: int | None) -> RankDump:
+    folder = path.parent if path.suffix == ".json" else path
+    try:
+        return read.read(RankFolder(folder, rank))
+    except InputError as error:
+        raise type(error)(f"{side}: {folder}: {error.what}", hint=error.hint) from error
+
+
+def _mode(target: RankDump, bench: RankDump) -> tuple[Mode, list[str]]:
+    """The best mode that both dumps have, and notes on what was left unused."""
+    notes = [*(f"target: {note}" for note in target.notes), *(f"bench: {note}" for note in bench.notes)]
+    if "structure" in (target.task, bench.task):
+        notes.append("one dump holds names only (task structure): names were compared, and no values")
+        return Mode.STRUCTURE, notes
+    if target.has_checksums and bench.has_checksums and target.task == bench.task == "statistics":
+        return Mode.MD5, notes
+    if target.has_checksums != bench.has_checksums:
+        with_them = "target" if target.has_checksums else "bench"
+        notes.append(f"only the {with_them} has checksums: compared by statistics")
+    if "tensor" in (target.task, bench.task):
+        notes.append("compared by the statistics in dump.json; the stored tensor values were not read")
+    return Mode.STATISTICS, notes
+
+
+def _unmatched_note(target: RankDump, matching: match.Matching) -> list[str]:
+    import numpy as np
+
+    notes = []
+    open_rows = np.flatnonzero(matching.bench_row < 0)
+    if len(open_rows):
+        name = target.items["name"][int(open_rows[0])].as_py()
+        notes.append(f"{len(open_rows)} of the target's {target.items.num_rows} items have no counterpart, from {name}")
+    if matching.bench_only:
+        notes.append(f"{len(matching.bench_only)} ops are in the bench only, from {matching.bench_only[0]}")
+    return notes
+
+
+# -- the table
+
+
+def _table(
+    target: RankDump, bench: RankDump, matching: match.Matching, mode: Mode
+) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
+    """(the partition without its excess, rows that differ by what the table does not show)."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    items = target.items.combine_chunks()
+    places = pa.array(matching.bench_row, mask=matching.bench_row < 0)
+    other = bench.items.combine_chunks().take(places).combine_chunks()
+    found = matching.bench_row >= 0
+    dtype, other_dtype = _codes(items["dtype"]), _codes(other["dtype"])
+    fits = _pairwise(dtype, other_dtype, comparable) if mode is not Mode.STRUCTURE else np.ones(len(found), bool)
+    matched = found & fits
+    differs = found & ~fits
+    hidden, other_hidden = _joined(items["value"], other["value"])[:2]
+    differs |= matched & (hidden != other_hidden)
+    blank = pa.array(~matched)
+
+    def shown(column: Any) -> pa.Array:
+        """A column of the bench's side: `N/A` where no item stands opposite."""
+        return pc.if_else(blank, "N/A", _one(column).cast(pa.string()))
+
+    grad, other_grad = _one(items["grad"]).cast(pa.string()), shown(other["grad"])
+    out: dict[str, pa.Array] = {
+        columns.NPU_NAME: _one(items["name"]),
+        columns.BENCH_NAME: shown(other["name"]),
+        "NPU Dtype": _one(items["dtype"]).cast(pa.string()),
+        "Bench Dtype": shown(other["dtype"]),
+        "NPU Tensor Shape": _one(items["shape"]).cast(pa.string()),
+        "Bench Tensor Shape": shown(other["shape"]),
+        "NPU Requires_grad": grad,
+        "Bench Requires_grad": other_grad,
+    }
+    same_grad = pc.equal(grad, other_grad)
+    rows = _rows(target, items, matched, out, same_grad)
+    integers = items["integers"].to_numpy() & 15
+    if mode is Mode.MD5:
+        faults = _checksums(items, other, matched, shown, rows, out)
+    elif mode is Mode.STATISTICS:
+        faults = _statistics(items, other, matched, rows, out)
+        integers = integers | (np.where(matched, pc.fill_null(_one(other["integers"]), 0).to_numpy(), 0) << 4)
+    else:
+        faults = np.zeros(len(matched), np.int64)
+    out[columns.GRAD_CONSISTENT] = pc.if_else(same_grad, "True", "False")
+    out[columns.RESULT], out[columns.ERR_MESSAGE] = verdict.words(faults)
+    out[columns.STACK] = _stack_cells(target, items)
+    op_names, parents = target.ops["name"].combine_chunks(), target.ops["parent"].combine_chunks()
+    op = _one(items["op"])
+    out["op"] = op_names.take(op)
+    out["role"] = pa.array([role.value for role in read.ROLES]).take(_one(items["role"]))
+    out["parent"] = parents.take(op)
+    out[sheet.INTEGERS] = pa.array(integers.astype(np.uint8))
+    return pa.table(out), differs
+
+
+def _with_excess(table: pa.Table, mode: Mode, tolerance: float | None, differs: npt.NDArray[np.bool_]) -> pa.Table:
+    import numpy as np
+    import pyarrow as pa
+
+    values = divergence.excess(table, mode, tolerance=tolerance, differs=differs)
+    return table.append_column(divergence.EXCESS, pa.array(values, mask=np.isnan(values)))
+
+
+def _rows(
+    target: RankDump, items: pa.Table, matched: npt.NDArray[np.bool_], out: dict[str, pa.Array], same_grad: pa.Array
+) -> verdict.Rows:
+    import pyarrow.compute as pc
+
+    role = items["role"].to_numpy()
+    op = items["op"].to_numpy().astype("int64")
+    # The second part of a name is the API of a call and the first part of a module's name; msprobe looks no further.
+    names = target.ops["name"].combine_chunks()
+    api = pc.struct_field(pc.extract_regex(names, r"^[^.]*\.(?P<api>[^.]*)"), "api").take(_one(items["op"]))
+
+    def same(a: str, b: str) -> npt.NDArray[np.bool_]:
+        equal: npt.NDArray[np.bool_] = pc.equal(out[a], out[b]).to_numpy(zero_copy_only=False)
+        return equal
+
+    return verdict.Rows(
+        op=op,
+        api=api,
+        matched=matched,
+        is_input=role == read.ROLES.index(Role.INPUT),
+        is_parameter=role == read.ROLES.index(Role.PARAMETERS),
+        is_output=role == read.ROLES.index(Role.OUTPUT),
+        same_grad=same_grad.to_numpy(zero_copy_only=False),
+        same_dtype=same("NPU Dtype", "Bench Dtype"),
+        same_shape=same("NPU Tensor Shape", "Bench Tensor Shape"),
+    )
+
+
+def _checksums(
+    items: pa.Table,
+    other: pa.Table,
+    matched: npt.NDArray[np.bool_],
+    shown: Any,
+    rows: verdict.Rows,
+    out: dict[str, pa.Array],
+) -> npt.NDArray[np.int64]:
+    import pyarrow.compute as pc
+
+    npu = pc.fill_null(_one(items["md5"]), "N/A")
+    bench = pc.fill_null(shown(other["md5"]), "N/A")
+    out[columns.CHECKSUMS[0]], out[columns.CHECKSUMS[1]] = npu, bench
+    differs = pc.not_equal(npu, bench).to_numpy(zero_copy_only=False) & matched
+    has = pc.not_equal(npu, "N/A").to_numpy(zero_copy_only=False)
+    return verdict.of_checksums(rows, differs, has)
+
+
+def _statistics(
+    items: pa.Table,
+    other: pa.Table,
+    matched: npt.NDArray[np.bool_],
+    rows: verdict.Rows,
+    out: dict[str, pa.Array],
+) -> npt.NDArray[np.int64]:
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    equal, pairs = [], []
+    for i, statistic in enumerate(read.STATISTICS):
+        pair = _pair(items, other, statistic.lower(), i)
+        difference, relative, same = metrics.statistics_cells(pair, matched)
+        equal.append(same)
+        pairs.append(pair)
+        for name, cells in ((DIFFERENCES[i], difference), (RELATIVE_ERRORS[i], relative)):
+            out[name], out[name + TEXT_SUFFIX] = cells.arrays()
+    norm_ratio = metrics.ratio(relative)
+    for i, pair in enumerate(pairs):
+        texts = pa.array([*pair.texts, "Nan", " inf", " -inf", "N/A"])
+        for name, side, is_bench in ((NPU_STATISTICS[i], pair.target, False), (BENCH_STATISTICS[i], pair.bench, True)):
+            codes = side.codes.copy()
+            extra = len(pair.texts)
+            codes[side.is_number & np.isnan(side.numbers)] = extra
+            codes[side.is_number & np.isposinf(side.numbers)] = extra + 1
+            codes[side.is_number & np.isneginf(side.numbers)] = extra + 2
+            if is_bench:
+                codes[~matched] = extra + 3
+            plain = side.is_number & np.isfinite(side.numbers) & (matched | (not is_bench))
+            out[name] = pa.array(side.numbers, mask=~plain)
+            out[name + TEXT_SUFFIX] = texts.take(pa.array(codes, mask=codes < 0))
+
+    def odd(side: str) -> npt.NDArray[np.bool_]:
+        """NaN or infinite maximum or minimum; a string argument that says so counts, as it does for msprobe."""
+        found = np.zeros(len(matched), bool)
+        for pair in pairs[:2]:
+            part: metrics.Statistic = getattr(pair, side)
+            says_so = np.array([*(text in ("Nan", "inf", "-inf") for text in pair.texts), False])
+            found |= np.where(part.is_number, ~np.isfinite(part.numbers), says_so[part.codes])
+        return found
+
+    is_plain = pc.starts_with(out["NPU Dtype"], "<class").to_numpy(zero_copy_only=False)
+    return verdict.of_statistics(
+        rows,
+        norm_ratio=norm_ratio,
+        non_finite=odd("target") & ~(odd("bench") & matched),
+        scalar_differs=is_plain & ~equal[0],
+    )
+
+
+def _pair(items: pa.Table, other: pa.Table, statistic: str, bit: int) -> metrics.Pair:
+    import pyarrow.compute as pc
+
+    codes, other_codes, texts = _joined(items[f"{statistic}:text"], other[f"{statistic}:text"])
+
+    def side(table: pa.Table, text_codes: npt.NDArray[np.int64]) -> metrics.Statistic:
+        numbers = _one(table[statistic])
+        integers = pc.fill_null(_one(table["integers"]), 0).to_numpy()
+        return metrics.Statistic(
+            numbers=numbers.to_numpy(zero_copy_only=False),
+            is_number=numbers.is_valid().to_numpy(zero_copy_only=False),
+            codes=text_codes,
+            is_integer=(integers >> bit) & 1 == 1,
+        )
+
+    return metrics.Pair(side(items, codes), side(other, other_codes), texts)
+
+
+def _stack_cells(target: RankDump, items: pa.Table) -> pa.Array:
+    """The stack of an op as the text of a Python list on the op's first row, `N/A` on the others."""
+    import numpy as np
+    import pyarrow as pa
+
+    op = items["op"].to_numpy()
+    first = np.ones(len(op), bool)
+    first[1:] = op[1:] != op[:-1]
+    texts = pa.array([*(str(list(frames)) for frames in target.stacks), "N/A"], pa.string())
+    none = len(target.stacks)
+    stack = target.ops["stack"].to_numpy()[op]
+    place = np.where(first & (stack >= 0), stack, none)
+    return texts.take(pa.array(place))
+
+
+# -- dtypes that msprobe puts opposite each other
+
+_TORCH_FLOATS = frozenset({"torch.float16", "torch.bfloat16", "torch.float32", "torch.float64"})
+_MINDSPORE_FLOATS = frozenset({"Float16", "BFloat16", "Float32", "Float64"})
+
+
+def comparable(dtype: str, other: str) -> bool:
+    """True where two dtypes may stand opposite each other: equal, equal but for the framework, or both floating.
+
+    Anything else (an int opposite a float, a tensor opposite None) leaves the row unmatched in msprobe's table; our
+    findings name it all the same.
+    """
+    if dtype == other:
+        return True
+    if dtype in _TORCH_FLOATS | _MINDSPORE_FLOATS and other in _TORCH_FLOATS | _MINDSPORE_FLOATS:
+        return (dtype in _TORCH_FLOATS) == (other in _TORCH_FLOATS) or (
+            divergence.canonical_dtype(dtype) == divergence.canonical_dtype(other)
+        )
+    if "N/A" in (dtype, other):
+        return False
+    both_tensors = not dtype.startswith("<") and not other.startswith("<")
+    return both_tensors and divergence.canonical_dtype(dtype) == divergence.canonical_dtype(other)
+
+
+# -- dictionary-encoded columns of two tables
+
+
+@dataclass(frozen=True, slots=True)
+class _Coded:
+    codes: npt.NDArray[np.int64]
+    texts: list[str]
+
+
+def _codes(column: Any) -> _Coded:
+    import numpy as np
+    import pyarrow.compute as pc
+
+    array = _one(column)
+    codes = pc.fill_null(array.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+    return _Coded(codes, array.dictionary.to_pylist())
+
+
+def _joined(column: Any, other: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], tuple[str, ...]]:
+    """Codes of both columns in one vocabulary (-1 for null), and the vocabulary."""
+    import numpy as np
+
+    a, b = _codes(column), _codes(other)
+    places: dict[str, int] = {}
+    maps = [np.array([*(places.setdefault(text, len(places)) for text in side.texts), -1]) for side in (a, b)]
+    return maps[0][a.codes], maps[1][b.codes], tuple(places)
+
+
+def _pairwise(a: _Coded, b: _Coded, holds: Any) -> npt.NDArray[np.bool_]:
+    """`holds(text, other)` row by row, asked once per distinct pair; False where one side is null."""
+    import numpy as np
+
+    width = len(b.texts) + 1
+    pairs, place = np.unique(a.codes * width + b.codes + 1, return_inverse=True)
+    answers: npt.NDArray[np.bool_] = np.array(
+        [
+            pair % width > 0 and pair >= 0 and bool(holds(a.texts[pair // width], b.texts[pair % width - 1]))
+            for pair in pairs
+        ],
+        bool,
+    )
+    found: npt.NDArray[np.bool_] = answers[place.reshape(-1)]
+    return found
+
+
+def _one(column: Any) -> Any:
+    """One Array of a column whose chunks were combined."""
+    import pyarrow as pa
+
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.array([], column.type) if column.num_chunks == 0 else column.combine_chunks()

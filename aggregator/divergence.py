@@ -1,0 +1,461 @@
+"""Where two runs part: how far each item is off in units of rounding, and the first item that is off by more.
+
+Independent of msprobe's verdicts, which look at the norm of outputs only and start at 50 %. The excess of an item is
+
+    max over its statistics of   |t - b| / (scale * tolerance)
+
+    statistic   scale                                                   tolerance
+    norm        the larger of the two norms (their absolute values:     T
+                msprobe signs the norm of a 0-d tensor)
+    mean        root mean square, norm / sqrt(elements): a mean near    T
+                zero is the sum of what cancels, so its error is that
+                of the summands (Higham, Accuracy and Stability of
+                Numerical Algorithms, 2nd ed., section 4.2), not its own
+    max, min    largest absolute value of the item (max abs of both)    2 T: one element, which averages nothing out
+
+T is a multiple of the unit roundoff u = 2^-p of the dtype (p significand bits):
+
+    16 bits and fewer    2 u      products are summed in float32 and rounded once; the factor 2 is one unit in the last
+                                  place where the significand is near 1
+    float32, float64     2^11 u   errors of a sum of K products grow as sqrt(K) u (Higham & Mary 2019, probabilistic
+                                  rounding error): K = 4096 gives 2^6, times 2^5 for the layers an error runs through
+
+so float32 tolerates 2^-13 = 0.012 % in a norm, an eighth of a weight that is off by 0.1 %, and bfloat16 0.8 %.
+
+Gradients that cancel to zero by construction (the bias of attention keys) are nothing but rounding. So an output of a
+backward call is judged against at least 1/128 of the largest value that came in, and a parameter's gradient against
+1/128 of the largest gradient of its module; inputs and forward outputs have no such floor.
+
+The excess is infinite, whatever the tolerance, where NaN or infinity stands on one side only or in another place,
+where dtype or shape differ, where a value that is no tensor differs (floats among them are judged as float32), where an
+integer or boolean tensor differs, where a checksum differs, and where an op lacks an item of that type on the bench's
+side. It is null where nothing can be compared: unmatched ops, items without values.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aggregator import columns
+from aggregator.columns import BENCH_STATISTICS, NPU_NAME, NPU_STATISTICS, TEXT_SUFFIX, Mode
+from aggregator.model import Divergence
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+
+EXCESS = "excess"
+
+SIGNIFICAND_BITS: dict[str, int] = {
+    "float64": 53,
+    "float32": 24,
+    "float16": 11,
+    "bfloat16": 8,
+    "complex128": 53,  # the statistics of complex tensors are those of the absolute values
+    "complex64": 24,
+    "float8_e4m3fn": 4,
+    "float8_e4m3fnuz": 4,
+    "float8_e5m2": 3,
+    "float8_e5m2fnuz": 3,
+}
+
+WIDE_MULTIPLE = 2.0**11  # unit roundoffs for float32 and float64, see above
+NARROW_MULTIPLE = 2.0  # for formats of 16 bits and fewer
+SINGLE_ELEMENT = 2.0  # a maximum or minimum may be off by twice what a norm may
+GRADIENT_FLOOR = 2.0**-7  # of the largest value around, for gradients that cancel
+
+_FLOAT16_MAX = 65504.0
+
+_NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "+inf": math.inf}
+
+_DEVICE = re.compile(r"^(?:cpu|cuda|npu)(?::\d+)?$")
+
+_STATISTIC_NAMES = ("max", "min", "mean", "norm")
+
+
+def tolerance_of(dtype: str) -> float | None:
+    """T of a dtype as a dump spells it (`torch.float32`, `Float32`, `<class 'float'>`); None: must be equal."""
+    name = canonical_dtype(dtype)
+    if name == "<class 'float'>" or name == "float":
+        name = "float32"  # a Python float in a training loop is mostly the item() of a float32 tensor
+    bits = SIGNIFICAND_BITS.get(name)
+    if bits is None:
+        return None
+    return (WIDE_MULTIPLE if bits >= 24 else NARROW_MULTIPLE) * 2.0**-bits
+
+
+def canonical_dtype(dtype: str) -> str:
+    """`float32` for `torch.float32`, `mindspore.float32` and `Float32`; other texts as they are."""
+    bare = dtype.removeprefix("torch.").removeprefix("mindspore.")
+    return bare.lower() if bare[:1].isupper() else bare
+
+
+def excess(
+    table: pa.Table,
+    mode: Mode,
+    *,
+    tolerance: float | None = None,
+    differs: npt.NDArray[np.bool_] | None = None,
+) -> npt.NDArray[np.float64]:
+    """Excess of each row of a partition (see model.py; `op` and `role` included), NaN where nothing can be compared.
+
+    `tolerance` replaces T of every floating dtype, for all statistics alike. `differs` marks rows that are known to
+    differ by what the table does not show (slice bounds, an item of another type).
+    """
+    import numpy as np
+
+    height = table.num_rows
+    out = np.full(height, np.nan)
+    if height == 0:
+        return out
+    matched = ~_texts(table, columns.BENCH_NAME).among(lambda text: text in ("N/A", "", "nan", "None"))
+    certain = np.zeros(height, bool)
+    if mode is Mode.STRUCTURE:
+        pass
+    elif mode is Mode.MD5:
+        npu, bench = _same_codes(_texts(table, columns.CHECKSUMS[0]), _texts(table, columns.CHECKSUMS[1]))
+        has_both = matched & ~_texts(table, columns.CHECKSUMS[0]).among(_says_nothing)
+        has_both &= ~_texts(table, columns.CHECKSUMS[1]).among(_says_nothing)
+        out[has_both] = 0.0
+        certain |= has_both & (npu != bench)
+    else:
+        _of_statistics(table, tolerance, matched, out, certain)
+    for name in ("Dtype", "Tensor Shape"):
+        canonical = canonical_dtype if name == "Dtype" else str
+        npu, bench = _same_codes(_texts(table, f"NPU {name}"), _texts(table, f"Bench {name}"), canonical)
+        certain |= matched & (npu != bench)
+    if differs is not None:
+        certain |= differs
+    out[certain] = math.inf
+    return out
+
+
+def with_excess(table: pa.Table, mode: Mode, *, tolerance: float | None = None) -> pa.Table:
+    """The partition with its `excess` column added or replaced."""
+    import numpy as np
+    import pyarrow as pa
+
+    values = excess(table, mode, tolerance=tolerance)
+    column = pa.array(values, mask=np.isnan(values))
+    if EXCESS in table.column_names:
+        return table.set_column(table.column_names.index(EXCESS), EXCESS, column)
+    return table.append_column(EXCESS, column)
+
+
+def findings(table: pa.Table) -> int:
+    """Number of rows with excess > 1."""
+    import pyarrow.compute as pc
+
+    return int(pc.sum(pc.fill_null(pc.greater(table[EXCESS], 1.0), False)).as_py() or 0)
+
+
+def first(table: pa.Table, mode: Mode, *, step: int | None, rank: int | None) -> Divergence | None:
+    """The earliest row with excess > 1, or None. Rows are in call order, inputs and parameters before outputs."""
+    import numpy as np
+
+    values = table[EXCESS].to_numpy()
+    rows = np.flatnonzero(np.nan_to_num(values, nan=0.0, posinf=math.inf) > 1.0)
+    if not len(rows):
+        return None
+    row = int(rows[0])
+    ops = _texts(table, "op")
+    cells = {name: _cell(table, name, row) for name in table.column_names if not name.endswith(TEXT_SUFFIX)}
+    op_rows = np.flatnonzero(ops.codes == ops.codes[row])
+    stack = _cell(table, columns.STACK, int(op_rows[0])) if columns.STACK in table.column_names else ""
+    return Divergence(
+        step=step,
+        rank=rank,
+        row=row,
+        position=int(ops.codes[row]),
+        item=cells[NPU_NAME],
+        bench_item=cells[columns.BENCH_NAME],
+        reason=_reason(cells, mode, float(values[row])),
+        excess=float(values[row]),
+        npu_max=cells.get("NPU max", ""),
+        bench_max=cells.get("Bench max", ""),
+        npu_norm=cells.get("NPU l2norm", ""),
+        bench_norm=cells.get("Bench l2norm", ""),
+        parent=table["parent"][row].as_py() if "parent" in table.column_names else None,
+        stack=_frames(stack),
+    )
+
+
+def sentence(found: Divergence) -> str:
+    """One line that names the item, the module around it and what differs."""
+    inside = f", inside {found.parent}" if found.parent else ""
+    return f"{found.item}{inside}: {found.reason}"
+
+
+# -- statistics mode
+
+
+@dataclass(frozen=True, slots=True)
+class _Coded:
+    """A text column: numbers of distinct texts in order of first appearance, -1 for null."""
+
+    codes: npt.NDArray[np.int64]
+    texts: list[str]
+
+    def among(self, says: Any) -> npt.NDArray[np.bool_]:
+        """True for rows whose text fulfils `says` (asked once per distinct text); False for null."""
+        import numpy as np
+
+        found: npt.NDArray[np.bool_] = np.array([*(bool(says(text)) for text in self.texts), False])[self.codes]
+        return found
+
+    def of(self, function: Any, missing: float) -> npt.NDArray[np.float64]:
+        """A number for each row's text."""
+        import numpy as np
+
+        found: npt.NDArray[np.float64] = np.array([*(function(text) for text in self.texts), missing])[self.codes]
+        return found
+
+
+def _texts(table: pa.Table, name: str) -> _Coded:
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column = table[name].combine_chunks()
+    if isinstance(column, pa.ChunkedArray):
+        column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    if not pa.types.is_dictionary(column.type):
+        column = column.dictionary_encode()
+    codes = pc.fill_null(column.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+    return _Coded(codes, [str(text) for text in column.dictionary.to_pylist()])
+
+
+def _same_codes(a: _Coded, b: _Coded, canonical: Any = str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Both columns as numbers of one vocabulary, so that equal texts are equal numbers."""
+    places: dict[str, int] = {}
+
+    def place(text: str) -> int:
+        return places.setdefault(canonical(text), len(places))
+
+    return a.of(place, -1.0), b.of(place, -1.0)
+
+
+def _says_nothing(text: str) -> bool:
+    return text.strip() in ("N/A", "", "None", "nan")
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """max, min, mean, norm of one side: numbers (NaN: not a number or NaN itself), which are NaN, and the words."""
+
+    numbers: tuple[npt.NDArray[np.float64], ...]
+    is_number: tuple[npt.NDArray[np.bool_], ...]
+    words: tuple[_Coded, ...]
+
+
+def _side(table: pa.Table, names: tuple[str, ...]) -> _Side:
+    import numpy as np
+
+    numbers, is_number, words = [], [], []
+    for name in names:
+        plain = table[name].to_numpy().astype(np.float64)
+        text = _texts(table, name + TEXT_SUFFIX)
+        special = text.of(lambda word: _NON_FINITE.get(word.strip().lower(), 0.0), 0.0)
+        is_special = text.among(lambda word: word.strip().lower() in _NON_FINITE)
+        valid = table[name].is_valid().to_numpy()
+        numbers.append(np.where(is_special & ~valid, special, np.where(valid, plain, np.nan)))
+        is_number.append(valid | is_special)
+        words.append(text)
+    return _Side(tuple(numbers), tuple(is_number), tuple(words))
+
+
+def _of_statistics(
+    table: pa.Table,
+    tolerance: float | None,
+    matched: npt.NDArray[np.bool_],
+    out: npt.NDArray[np.float64],
+    certain: npt.NDArray[np.bool_],
+) -> None:
+    """Fill `out` with finite excesses and mark in `certain` what is infinite."""
+    import numpy as np
+
+    npu, bench = _side(table, NPU_STATISTICS), _side(table, BENCH_STATISTICS)
+    dtype = _texts(table, "NPU Dtype")
+    allowed = dtype.of(lambda text: tolerance_of(text) or 0.0, 0.0)
+    exact = allowed == 0.0
+    # Mean and norm of an integer tensor were computed in floating point all the same.
+    allowed = np.where(exact, WIDE_MULTIPLE * 2.0**-24, allowed)
+    single = SINGLE_ELEMENT
+    if tolerance is not None:
+        allowed, single = np.full(len(allowed), tolerance), 1.0
+    half = dtype.among(lambda text: canonical_dtype(text) == "float16")
+    elements = _texts(table, "NPU Tensor Shape").of(_elements, math.nan)
+
+    both = [a & b & matched for a, b in zip(npu.is_number, bench.is_number, strict=True)]
+    largest = np.zeros(len(out))
+    for side in (npu, bench):
+        for i in (0, 1):
+            largest = np.fmax(largest, np.where(np.isfinite(side.numbers[i]), np.abs(side.numbers[i]), 0.0))
+    norms = [np.abs(side.numbers[3]) for side in (npu, bench)]
+    norm = np.fmax(*(np.where(np.isfinite(value), value, 0.0) for value in norms))
+    with np.errstate(all="ignore"):
+        spread = np.where((elements > 0) & (norm > 0.0), norm / np.sqrt(elements), largest)
+    floor = _floor(table, largest)
+    count = np.sqrt(np.where(elements > 0, elements, 1.0))
+    scales = (
+        np.fmax(largest, floor),
+        np.fmax(largest, floor),
+        np.fmax(spread, floor),
+        np.fmax(norm, floor * count),
+    )
+    finite_elements = [np.isfinite(side.numbers[0]) & np.isfinite(side.numbers[1]) for side in (npu, bench)]
+    for i in range(4):
+        a, b = npu.numbers[i], bench.numbers[i]
+        if i == 3:
+            a, b = np.abs(a), np.abs(b)
+        comparable = both[i]
+        odd = comparable & ~(np.isfinite(a) & np.isfinite(b))
+        same = (a == b) | (np.isnan(a) & np.isnan(b))
+        # msprobe sums float16 in float16: its norm overflows where no element does. No sign of a fault.
+        overflow = half & finite_elements[0] & finite_elements[1] if i >= 2 else np.zeros(len(out), bool)
+        certain |= odd & ~same & ~overflow
+        even = comparable & ~odd
+        with np.errstate(all="ignore"):
+            # Scaled first: differences of values near the largest double overflow.
+            relative = np.abs(a / scales[i] - b / scales[i])
+        relative = np.where(np.isfinite(relative), relative, np.where(a == b, 0.0, math.inf))
+        if i < 2:
+            certain |= even & exact & (a != b)
+        part = relative / (allowed * (single if i < 2 else 1.0))
+        out[even] = np.fmax(out[even], part[even])
+    _of_words(npu, bench, matched, out, certain)
+    # A NaN or +inf with no counterpart has come from nowhere else; -inf alone is what attention masks are made of.
+    lone = ~matched & npu.is_number[0] & (np.isnan(npu.numbers[0]) | np.isposinf(npu.numbers[0]))
+    certain |= lone & (elements >= 0)
+
+
+def _of_words(
+    npu: _Side,
+    bench: _Side,
+    matched: npt.NDArray[np.bool_],
+    out: npt.NDArray[np.float64],
+    certain: npt.NDArray[np.bool_],
+) -> None:
+    """What is no number: equal or not. A statistic that only one side recorded (None) says nothing."""
+    import numpy as np
+
+    for i in (0, 1):
+        a, b = _same_codes(npu.words[i], bench.words[i])
+        wordy = matched & ~npu.is_number[i] & ~bench.is_number[i]
+        told = wordy & ~npu.words[i].among(_says_nothing) & ~bench.words[i].among(_says_nothing)
+        devices = npu.words[i].among(_is_device) & bench.words[i].among(_is_device)
+        out[wordy & (a == b)] = np.fmax(out[wordy & (a == b)], 0.0)
+        certain |= told & (a != b) & ~devices
+
+
+def _is_device(text: str) -> bool:
+    return bool(_DEVICE.match(text.strip()))
+
+
+def _elements(shape: str) -> float:
+    """Number of elements of a shape's text (`[2, 3]` -> 6, `[]` -> 1), NaN for `N/A`."""
+    inside = shape.strip()[1:-1]
+    if not re.fullmatch(r"[\d, ]*", inside):
+        return math.nan
+    return float(math.prod(int(part) for part in re.findall(r"\d+", inside)))
+
+
+def _floor(table: pa.Table, largest: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The least scale that gradients are judged against, 0 for all other rows (see the module's docstring)."""
+    import numpy as np
+
+    ops = _texts(table, "op")
+    role = _texts(table, "role")
+    backward = ops.among(lambda op: re.search(r"\.backward(?:\.\d+)?$", op))
+    of_parameters = role.among(lambda text: text == "parameters_grad")
+    coming_in = backward & role.among(lambda text: text == "input")
+    judged = (backward & role.among(lambda text: text == "output")) | of_parameters
+    if not judged.any():
+        return np.zeros(len(largest))
+    around = np.zeros(len(ops.texts) + 1)
+    sources = coming_in | of_parameters
+    np.maximum.at(around, ops.codes[sources], largest[sources])
+    floor: npt.NDArray[np.float64] = np.where(judged, around[ops.codes] * GRADIENT_FLOOR, 0.0)
+    return floor
+
+
+# -- words for one row
+
+
+def _cell(table: pa.Table, name: str, row: int) -> str:
+    """A cell's text; numbers as Python writes them."""
+    value = table[name][row].as_py()
+    if value is None and name + TEXT_SUFFIX in table.column_names:
+        value = table[name + TEXT_SUFFIX][row].as_py()
+    if isinstance(value, float):
+        return repr(value)
+    return "" if value is None else str(value).strip()
+
+
+def _frames(cell: str) -> tuple[str, ...]:
+    if not cell.startswith("["):
+        return ()
+    try:
+        return tuple(str(frame) for frame in ast.literal_eval(cell))
+    except (ValueError, SyntaxError):
+        return (cell,)
+
+
+def _reason(cells: dict[str, str], mode: Mode, found: float) -> str:
+    """What differs, in words with both values (target first)."""
+    dtypes = cells["NPU Dtype"], cells["Bench Dtype"]
+    shapes = cells["NPU Tensor Shape"], cells["Bench Tensor Shape"]
+    if cells[columns.BENCH_NAME] == "N/A":
+        if cells.get("NPU max", "").lower() in _NON_FINITE:
+            return f"max {cells['NPU max']}, and no counterpart in the bench"
+        return f"the bench's call has no item of this place and type ({dtypes[0]})"
+    if canonical_dtype(dtypes[0]) != canonical_dtype(dtypes[1]):
+        return f"dtype {dtypes[0]} against {dtypes[1]}"
+    if shapes[0] != shapes[1]:
+        return f"shape {shapes[0]} against {shapes[1]}"
+    if mode is Mode.MD5:
+        return f"checksum {cells[columns.CHECKSUMS[0]]} against {cells[columns.CHECKSUMS[1]]}"
+    worst: tuple[float, str] = (-1.0, "")
+    for name, npu, bench in zip(_STATISTIC_NAMES, NPU_STATISTICS, BENCH_STATISTICS, strict=True):
+        a, b = cells[npu], cells[bench]
+        x, y = _number(a), _number(b)
+        if x is None or y is None:
+            if a != b and not (_says_nothing(a) or _says_nothing(b)):
+                return f"value {a} against {b}"
+            continue
+        if not (math.isfinite(x) and math.isfinite(y)):
+            if not (x == y or (math.isnan(x) and math.isnan(y))):
+                return f"{name} {a} against {b}"
+            continue
+        # The norm first where it tells as much: it sums up all elements.
+        weight = abs(x - y) / max(abs(x), abs(y)) if x != y else 0.0
+        if name == "mean":
+            weight = min(weight, 1e-300)
+        if name == "norm" and weight > 0.0:
+            weight = max(weight, worst[0])
+        if x != y and weight >= worst[0]:
+            label = "value" if dtypes[0].startswith("<class") else name
+            worst = (weight, f"{label} {_short(x)} against {_short(y)}, {_percent(x, y)} apart")
+    if worst[1]:
+        return f"{worst[1]}{'' if math.isinf(found) else f' ({found:.3g} times the tolerance)'}"
+    return "differs by what the table does not show (slice bounds, peer, memory format)"
+
+
+def _number(cell: str) -> float | None:
+    try:
+        return float(cell)
+    except ValueError:
+        return None
+
+
+def _short(value: float) -> str:
+    return f"{value:.7g}"
+
+
+def _percent(x: float, y: float) -> str:
+    return f"{abs(x - y) / abs(y) * 100:.3g} %" if y else "all of it"

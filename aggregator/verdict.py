@@ -1,0 +1,229 @@
+"""`Result` and `Err_message`: msprobe's rules, word for word, each with its threshold and its reason.
+
+The rules were read off what msprobe 26.2 answers to planted differences (docs/compatibility.md); they are blind to much
+(a weight off by 0.1 %, a flipped sign), which is why the first divergence is found elsewhere (`divergence`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import IntFlag
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+
+PASS, WARNING, ERROR = "pass", "warning", "error"
+
+
+class Fault(IntFlag):
+    """What can be wrong with a row, in the order in which the messages stand."""
+
+    NON_FINITE = 1
+    OUTPUT_NORM = 2
+    GRAD = 4
+    SCALAR = 8
+    CHECKSUM = 16
+    DTYPE = 32
+    SHAPE = 64
+    UNMATCHED = 128
+    NORM_GROWTH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule. `threshold` is in the unit that `why` states, None where the rule has no number."""
+
+    fault: Fault
+    result: str
+    message: str
+    why: str
+    threshold: float | None = None
+
+
+INPUT_NORM_LIMIT = 0.1  # ratio; above it an op's input is already wrong, and its output is not to blame
+OUTPUT_NORM_LIMIT = 0.5  # ratio; see Fault.OUTPUT_NORM
+NORM_GROWTH_LIMIT = 10.0  # output over input; see Fault.NORM_GROWTH
+ZERO_INPUT = 0.01  # stands for an input ratio of exactly 0, of which ten times would be 0 as well
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        Fault.NON_FINITE,
+        ERROR,
+        "error: There is nan/inf/-inf in the maximum or minimum value of NPU.",
+        "a NaN or infinity that the bench has in neither its maximum nor its minimum came from the target itself",
+    ),
+    Rule(
+        Fault.OUTPUT_NORM,
+        ERROR,
+        "error: The NormRelativeErr of output is greater than 0.5.",
+        "the norm of an output is off by more than this ratio while no input or parameter is off by 0.1",
+        OUTPUT_NORM_LIMIT,
+    ),
+    Rule(
+        Fault.GRAD,
+        ERROR,
+        "error: The Required_Grad of NPU and Bench are inconsistent",
+        "requires_grad differs, so the two runs do not train the same tensors",
+    ),
+    Rule(
+        Fault.SCALAR,
+        ERROR,
+        "error: The scalar parameters of NPU and Bench are inconsistent.",
+        "an argument that is no tensor differs, so the two calls are not the same call",
+    ),
+    Rule(
+        Fault.CHECKSUM,
+        ERROR,
+        "error: The CRC-32 value of NPU differs from that of the bench.",
+        "the bytes differ (checksum mode)",
+    ),
+    Rule(Fault.DTYPE, ERROR, "error: The dtype of NPU and Bench are inconsistent.", "the dtype differs"),
+    Rule(Fault.SHAPE, ERROR, "error: The shape of NPU and Bench are inconsistent.", "the shape differs"),
+    Rule(
+        Fault.UNMATCHED,
+        WARNING,
+        "warning: The parameter of NPU does not match the bench.",
+        "the bench has no such item (checksum mode; the other modes let it pass)",
+    ),
+    Rule(
+        Fault.NORM_GROWTH,
+        WARNING,
+        "warning: The norm relative error of output is 10 times that of input.",
+        "an op's largest output error is more than this many times its largest input or parameter error",
+        NORM_GROWTH_LIMIT,
+    ),
+)
+
+SKIPPED_APIS = frozenset(
+    {
+        "__setitem__",
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "empty_with_format",
+        "new_empty",
+        "new_empty_strided",
+        "numpy",
+        "to",
+    }
+)
+"""No rule looks at these: their values are uninitialised memory, or they only move data."""
+
+BUFFER_APIS = frozenset({"_all_gather_base", "_reduce_scatter_base", "all_to_all_single", "batch_isend_irecv"})
+"""Collectives among whose inputs are receive buffers, which hold anything: rules that look at inputs skip them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What the rules look at, row by row. `op` numbers the ops in row order; `is_input` covers keyword inputs."""
+
+    op: npt.NDArray[np.int64]
+    api: pa.Array
+    matched: npt.NDArray[np.bool_]
+    is_input: npt.NDArray[np.bool_]
+    is_parameter: npt.NDArray[np.bool_]
+    is_output: npt.NDArray[np.bool_]
+    same_grad: npt.NDArray[np.bool_]
+    same_dtype: npt.NDArray[np.bool_]
+    same_shape: npt.NDArray[np.bool_]
+
+
+def of_statistics(
+    rows: Rows,
+    norm_ratio: npt.NDArray[np.float64],
+    non_finite: npt.NDArray[np.bool_],
+    scalar_differs: npt.NDArray[np.bool_],
+) -> npt.NDArray[np.int64]:
+    """Faults by the rules of statistics mode.
+
+    `norm_ratio`: relative error of the norm as a ratio (NaN for none). `non_finite`: the target's maximum or minimum
+    is NaN or infinite and neither of the bench's is. `scalar_differs`: a value of a plain Python type that differs.
+    """
+    import numpy as np
+
+    skipped, buffers = _skips(rows)
+    faults = np.zeros(len(rows.op), np.int64)
+    faults[non_finite] |= Fault.NON_FINITE
+    faults[rows.matched & ~rows.same_grad] |= Fault.GRAD
+    faults[rows.matched & ~rows.same_dtype] |= Fault.DTYPE
+    faults[rows.matched & ~rows.same_shape] |= Fault.SHAPE
+    faults[rows.matched & scalar_differs & ~rows.is_output] |= Fault.SCALAR
+    finite = np.isfinite(norm_ratio)
+    going_in = _largest(rows.op, norm_ratio, (rows.is_input | rows.is_parameter) & finite)
+    coming_out = _largest(rows.op, norm_ratio, rows.is_output & finite)
+    faults[rows.is_output & (norm_ratio > OUTPUT_NORM_LIMIT) & (going_in[rows.op] < INPUT_NORM_LIMIT) & ~buffers] |= (
+        Fault.OUTPUT_NORM
+    )
+    reference = np.where(going_in == 0.0, ZERO_INPUT, going_in)
+    grown = coming_out > NORM_GROWTH_LIMIT * reference
+    outputs = np.flatnonzero(rows.is_output)
+    _, first = np.unique(rows.op[outputs], return_index=True)
+    heads = outputs[first]
+    faults[heads[grown[rows.op[heads]] & ~buffers[heads]]] |= Fault.NORM_GROWTH
+    return _spared(faults, rows, skipped, buffers)
+
+
+def of_checksums(
+    rows: Rows, differs: npt.NDArray[np.bool_], has_checksum: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.int64]:
+    """Faults by the rules of checksum mode; `has_checksum` is the target's side."""
+    import numpy as np
+
+    skipped, buffers = _skips(rows)
+    faults = np.zeros(len(rows.op), np.int64)
+    faults[rows.matched & differs] |= Fault.CHECKSUM
+    faults[~rows.matched & has_checksum] |= Fault.UNMATCHED
+    return _spared(faults, rows, skipped, buffers)
+
+
+def words(faults: npt.NDArray[np.int64]) -> tuple[pa.Array, pa.Array]:
+    """(`Result`, `Err_message`) as string columns."""
+    import numpy as np
+    import pyarrow as pa
+
+    kinds, place = np.unique(faults, return_inverse=True)
+    results, messages = [], []
+    for kind in kinds:
+        broken = [rule for rule in RULES if kind & rule.fault]
+        results.append(ERROR if any(rule.result == ERROR for rule in broken) else WARNING if broken else PASS)
+        messages.append(json.dumps([rule.message for rule in broken]))
+    indices = pa.array(place.astype(np.int32).reshape(-1))
+    return (
+        pa.DictionaryArray.from_arrays(indices, pa.array(results, pa.string())).cast(pa.string()),
+        pa.DictionaryArray.from_arrays(indices, pa.array(messages, pa.string())).cast(pa.string()),
+    )
+
+
+def _skips(rows: Rows) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    def among(names: frozenset[str]) -> npt.NDArray[np.bool_]:
+        found: npt.NDArray[np.bool_] = pc.is_in(rows.api, value_set=pa.array(sorted(names))).to_numpy(
+            zero_copy_only=False
+        )
+        return found
+
+    return among(SKIPPED_APIS), among(BUFFER_APIS)
+
+
+def _spared(
+    faults: npt.NDArray[np.int64], rows: Rows, skipped: npt.NDArray[np.bool_], buffers: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.int64]:
+    faults[skipped | (buffers & (rows.is_input | rows.is_parameter))] = 0
+    return faults
+
+
+def _largest(
+    op: npt.NDArray[np.int64], values: npt.NDArray[np.float64], where: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.float64]:
+    """The largest value of each op among the chosen rows, 0 where there is none."""
+    import numpy as np
+
+    out = np.zeros(int(op.max()) + 1 if len(op) else 0)
+    np.maximum.at(out, op[where], values[where])
+    return out
