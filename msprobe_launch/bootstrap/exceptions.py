@@ -15,8 +15,9 @@ def describe(exception: BaseException) -> str:
     The place is the innermost frame outside installed packages, the standard library and ourselves, for a shape error
     raised deep inside the framework is looked for in the user's code; where there is no such frame, the innermost.
     """
-    summary = "".join(traceback.format_exception_only(type(exception), exception)).strip()
-    lines = [summary.partition("\n")[0]]
+    summary = "".join(traceback.format_exception_only(type(exception), exception))
+    # A SyntaxError is preceded by its place and source line, both indented.
+    lines = [next((line for line in summary.splitlines() if not line.startswith(" ")), type(exception).__name__)]
     frames = traceback.extract_tb(exception.__traceback__)
     if frames:
         own = [frame for frame in frames if not frame.filename.startswith(_installed())]

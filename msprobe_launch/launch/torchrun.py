@@ -65,8 +65,11 @@ class TorchrunLauncher:
 
         try:
             _, max_nodes = torchrun.parse_min_max_nnodes(args.nnodes)
+            local_world_size = torchrun.determine_local_world_size(args.nproc_per_node)
         except (ValueError, RuntimeError) as error:
-            raise UsageError(f"--nnodes: {error}") from error
+            raise UsageError(f"torchrun's options: {error}") from error
+        if max_nodes == 1:
+            _check_ranks(plan, local_world_size)
         run = _Run(plan, several_nodes=max_nodes > 1)
         run.prepare(args)
         signal: int | None = None
@@ -138,8 +141,7 @@ class _Run:
         if self._config is None or self.workers:
             return
         world_size = group.workers[0].world_size
-        if not any(rank in self._config.ranks for rank in range(world_size)):
-            raise UsageError(f"--probe-ranks {self._config.ranks} picks none of the ranks 0-{world_size - 1}.")
+        _check_ranks(self._plan, world_size)
         manifest = dataclasses.replace(self._plan.manifest, world_size=world_size, nnodes=self._nnodes)
         if self._several_nodes:
             proposal = json.dumps({"started": manifest.started, "run_dir": str(self._config.run_dir)})
@@ -210,6 +212,11 @@ class _InjectingLogs:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+
+def _check_ranks(plan: LaunchPlan, world_size: int) -> None:
+    if plan.config is not None and not any(rank in plan.config.ranks for rank in range(world_size)):
+        raise UsageError(f"--probe-ranks {plan.config.ranks} picks none of the ranks 0-{world_size - 1}.")
 
 
 def _first_proposal(store: Any, proposal: str) -> str:
