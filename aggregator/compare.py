@@ -5,9 +5,15 @@ A rank that cannot be compared is a RankFailure, a value; no error of an input l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from aggregator import columns, divergence, match, metrics, read, sheet, verdict
 from aggregator.columns import BENCH_STATISTICS, DIFFERENCES, NPU_STATISTICS, RELATIVE_ERRORS, TEXT_SUFFIX, Mode
@@ -17,100 +23,110 @@ from msprobe_launch.records.layout import RankFolder
 from msprobe_launch.records.names import Role
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
-    import pyarrow as pa
 
     from aggregator.read import RankDump
 
 FORMATS = ("csv", "xlsx")
 
 
-@dataclass(frozen=True, slots=True)
-class CompareJob:
-    """What one rank's comparison needs; small, so that it travels to any worker.
+def compare_rank(
+    target: RankFolder,
+    bench: RankFolder,
+    *,
+    step: int | None,
+    rank: int | None,
+    partition: Path,
+    results: Path | None = None,
+    time: str = "",
+    formats: Sequence[str] = ("csv",),
+    tolerance: float | None = None,
+) -> RankComparison | RankFailure:
+    """Compare one rank and write its partition (a parquet file, see model.py; its folder is made).
 
-    `partition` is the parquet file to write (its folder is made). With `results` (a folder), a
-    `compare_result_rank<R>_<stamp>.<format>` is written there too; `stamp` is `YYYYmmddHHMMSS`.
-    `tolerance` replaces the tolerances of `divergence` (a ratio, not a percentage).
+    With `results` (a folder), `compare_result_rank<R>_<time>.<format>` is written there in each of `formats`; `time`
+    is `YYYYmmddHHMMSS`. `tolerance`, a ratio, replaces the tolerances of `divergence`.
+
+    Never raises because of its inputs or of a full disk: those are a RankFailure.
     """
-
-    target: Path
-    bench: Path
-    partition: Path
-    step: int | None = None
-    rank: int | None = None
-    tolerance: float | None = None
-    results: Path | None = None
-    format: str = "csv"
-    stamp: str = ""
-
-
-def compare_rank(job: CompareJob) -> RankComparison | RankFailure:
-    """Compare one rank and write its partition. Never raises because of its inputs or of a full disk."""
     try:
-        return _compare(job)
+        found = _compared(target, bench, tolerance)
+        partition.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(found.table, partition, compression="zstd", compression_level=1)
+        if results is not None:
+            write_results(found.table, found.mode, results, rank, time, formats)
     except InputError as error:
-        return RankFailure(job.step, job.rank, job.target, str(error))
+        return RankFailure(step, rank, target.path, str(error))
     except MemoryError:
-        return RankFailure(job.step, job.rank, job.target, "out of memory; run with fewer workers (--jobs 1)")
+        return RankFailure(step, rank, target.path, "out of memory; run with fewer workers (--jobs 1)")
     except OSError as error:
-        return RankFailure(job.step, job.rank, job.target, f"{error.filename or 'a file'}: {error.strerror or error}")
+        return RankFailure(step, rank, target.path, f"{error.filename or 'a file'}: {error.strerror or error}")
+    counts = found.table[columns.RESULT].value_counts().to_pylist()
+    return RankComparison(
+        step=step,
+        rank=rank,
+        mode=found.mode,
+        partition=partition,
+        source=target.path,
+        rows=found.table.num_rows,
+        matched=int((found.matching.bench_row >= 0).sum()),
+        results={entry["values"]: entry["counts"] for entry in counts},
+        findings=divergence.findings(found.table),
+        first=divergence.first(found.table, found.mode, step=step, rank=rank),
+        bench_only=found.matching.bench_only,
+        partial=found.partial,
+        notes=found.notes,
+    )
 
 
-def _compare(job: CompareJob) -> RankComparison:
-    import pyarrow.parquet as pq
+def write_results(
+    table: pa.Table, mode: Mode, folder: Path, rank: int | None, time: str, formats: Sequence[str]
+) -> tuple[Path, ...]:
+    """Write a partition as compare_result files and return their paths. Raises OSError.
 
-    target = _read_side("target", job.target, job.rank)
-    bench = _read_side("bench", job.bench, job.rank)
+    Without a rank the name is `compare_result_<time>`, as msprobe has it for a single process.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = "compare_result_" + ("" if rank is None else f"rank{rank}_") + time
+    written = []
+    for kind in formats:
+        path = folder / f"{stem}.{kind}"
+        (sheet.write_xlsx if kind == "xlsx" else sheet.write_csv)(table, mode, path)
+        written.append(path)
+    return tuple(written)
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """The table of one rank and what is known about it."""
+
+    table: pa.Table
+    mode: Mode
+    matching: match.Matching
+    partial: bool
+    notes: tuple[str, ...]
+
+
+def _compared(target_folder: RankFolder, bench_folder: RankFolder, tolerance: float | None) -> _Compared:
+    target = _read_side("target", target_folder)
+    bench = _read_side("bench", bench_folder)
     mode, notes = _mode(target, bench)
     matching = match.match(target, bench)
     table, differs = _table(target, bench, matching, mode)
-    table = _with_excess(table, mode, job.tolerance, differs)
-    job.partition.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, job.partition, compression="zstd", compression_level=1)
-    if job.results is not None:
-        write_result(table, mode, job)
-    counts = table[columns.RESULT].value_counts().to_pylist()
-    matched = int((matching.bench_row >= 0).sum())
-    return RankComparison(
-        step=job.step,
-        rank=job.rank,
+    return _Compared(
+        table=_with_excess(table, mode, tolerance, differs),
         mode=mode,
-        partition=job.partition,
-        source=job.target,
-        rows=table.num_rows,
-        matched=matched,
-        results={entry["values"]: entry["counts"] for entry in counts},
-        findings=divergence.findings(table),
-        first=divergence.first(table, mode, step=job.step, rank=job.rank),
-        bench_only=matching.bench_only,
+        matching=matching,
         partial=target.partial or bench.partial,
         notes=(*notes, *matching.notes, *_unmatched_note(target, matching)),
     )
 
 
-def result_path(job: CompareJob) -> Path:
-    """`compare_result_rank<R>_<stamp>.csv`, or `compare_result_<stamp>.csv` where no rank is known."""
-    rank = "" if job.rank is None else f"rank{job.rank}_"
-    assert job.results is not None
-    return job.results / f"compare_result_{rank}{job.stamp}.{job.format}"
-
-
-def write_result(table: pa.Table, mode: Mode, job: CompareJob) -> Path:
-    """Write the result file of one rank and return its path. Raises OSError."""
-    path = result_path(job)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    (sheet.write_xlsx if job.format == "xlsx" else sheet.write_csv)(table, mode, path)
-    return path
-
-
-def _read_side(side: str, path: Path, rank: int | None) -> RankDump:
-    folder = path.parent if path.suffix == ".json" else path
+def _read_side(side: str, folder: RankFolder) -> RankDump:
     try:
-        return read.read(RankFolder(folder, rank))
+        return read.read(folder)
     except InputError as error:
-        raise type(error)(f"{side}: {folder}: {error.what}", hint=error.hint) from error
+        raise type(error)(f"{side} {folder.path}: {error.what}", hint=error.hint) from error
 
 
 def _mode(target: RankDump, bench: RankDump) -> tuple[Mode, list[str]]:
@@ -130,7 +146,6 @@ def _mode(target: RankDump, bench: RankDump) -> tuple[Mode, list[str]]:
 
 
 def _unmatched_note(target: RankDump, matching: match.Matching) -> list[str]:
-    import numpy as np
 
     notes = []
     open_rows = np.flatnonzero(matching.bench_row < 0)
@@ -149,9 +164,6 @@ def _table(
     target: RankDump, bench: RankDump, matching: match.Matching, mode: Mode
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
     """(the partition without its excess, rows that differ by what the table does not show)."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     items = target.items.combine_chunks()
     places = pa.array(matching.bench_row, mask=matching.bench_row < 0)
@@ -203,8 +215,6 @@ def _table(
 
 
 def _with_excess(table: pa.Table, mode: Mode, tolerance: float | None, differs: npt.NDArray[np.bool_]) -> pa.Table:
-    import numpy as np
-    import pyarrow as pa
 
     values = divergence.excess(table, mode, tolerance=tolerance, differs=differs)
     return table.append_column(divergence.EXCESS, pa.array(values, mask=np.isnan(values)))
@@ -213,7 +223,6 @@ def _with_excess(table: pa.Table, mode: Mode, tolerance: float | None, differs: 
 def _rows(
     target: RankDump, items: pa.Table, matched: npt.NDArray[np.bool_], out: dict[str, pa.Array], same_grad: pa.Array
 ) -> verdict.Rows:
-    import pyarrow.compute as pc
 
     role = items["role"].to_numpy()
     op = items["op"].to_numpy().astype("int64")
@@ -246,7 +255,6 @@ def _checksums(
     rows: verdict.Rows,
     out: dict[str, pa.Array],
 ) -> npt.NDArray[np.int64]:
-    import pyarrow.compute as pc
 
     npu = pc.fill_null(_one(items["md5"]), "N/A")
     bench = pc.fill_null(shown(other["md5"]), "N/A")
@@ -263,9 +271,6 @@ def _statistics(
     rows: verdict.Rows,
     out: dict[str, pa.Array],
 ) -> npt.NDArray[np.int64]:
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     equal, pairs = [], []
     for i, statistic in enumerate(read.STATISTICS):
@@ -309,7 +314,6 @@ def _statistics(
 
 
 def _pair(items: pa.Table, other: pa.Table, statistic: str, bit: int) -> metrics.Pair:
-    import pyarrow.compute as pc
 
     codes, other_codes, texts = _joined(items[f"{statistic}:text"], other[f"{statistic}:text"])
 
@@ -328,8 +332,6 @@ def _pair(items: pa.Table, other: pa.Table, statistic: str, bit: int) -> metrics
 
 def _stack_cells(target: RankDump, items: pa.Table) -> pa.Array:
     """The stack of an op as the text of a Python list on the op's first row, `N/A` on the others."""
-    import numpy as np
-    import pyarrow as pa
 
     op = items["op"].to_numpy()
     first = np.ones(len(op), bool)
@@ -375,8 +377,6 @@ class _Coded:
 
 
 def _codes(column: Any) -> _Coded:
-    import numpy as np
-    import pyarrow.compute as pc
 
     array = _one(column)
     codes = pc.fill_null(array.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
@@ -385,7 +385,6 @@ def _codes(column: Any) -> _Coded:
 
 def _joined(column: Any, other: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], tuple[str, ...]]:
     """Codes of both columns in one vocabulary (-1 for null), and the vocabulary."""
-    import numpy as np
 
     a, b = _codes(column), _codes(other)
     places: dict[str, int] = {}
@@ -395,7 +394,6 @@ def _joined(column: Any, other: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray
 
 def _pairwise(a: _Coded, b: _Coded, holds: Any) -> npt.NDArray[np.bool_]:
     """`holds(text, other)` row by row, asked once per distinct pair; False where one side is null."""
-    import numpy as np
 
     width = len(b.texts) + 1
     pairs, place = np.unique(a.codes * width + b.codes + 1, return_inverse=True)
@@ -412,7 +410,6 @@ def _pairwise(a: _Coded, b: _Coded, holds: Any) -> npt.NDArray[np.bool_]:
 
 def _one(column: Any) -> Any:
     """One Array of a column whose chunks were combined."""
-    import pyarrow as pa
 
     if not isinstance(column, pa.ChunkedArray):
         return column

@@ -40,14 +40,16 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from aggregator import columns
 from aggregator.columns import BENCH_STATISTICS, NPU_NAME, NPU_STATISTICS, TEXT_SUFFIX, Mode
 from aggregator.model import Divergence
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
-    import pyarrow as pa
 
 EXCESS = "excess"
 
@@ -107,7 +109,6 @@ def excess(
     `tolerance` replaces T of every floating dtype, for all statistics alike. `differs` marks rows that are known to
     differ by what the table does not show (slice bounds, an item of another type).
     """
-    import numpy as np
 
     height = table.num_rows
     out = np.full(height, np.nan)
@@ -137,8 +138,6 @@ def excess(
 
 def with_excess(table: pa.Table, mode: Mode, *, tolerance: float | None = None) -> pa.Table:
     """The partition with its `excess` column added or replaced."""
-    import numpy as np
-    import pyarrow as pa
 
     values = excess(table, mode, tolerance=tolerance)
     column = pa.array(values, mask=np.isnan(values))
@@ -149,14 +148,12 @@ def with_excess(table: pa.Table, mode: Mode, *, tolerance: float | None = None) 
 
 def findings(table: pa.Table) -> int:
     """Number of rows with excess > 1."""
-    import pyarrow.compute as pc
 
     return int(pc.sum(pc.fill_null(pc.greater(table[EXCESS], 1.0), False)).as_py() or 0)
 
 
 def first(table: pa.Table, mode: Mode, *, step: int | None, rank: int | None) -> Divergence | None:
     """The earliest row with excess > 1, or None. Rows are in call order, inputs and parameters before outputs."""
-    import numpy as np
 
     values = table[EXCESS].to_numpy()
     rows = np.flatnonzero(np.nan_to_num(values, nan=0.0, posinf=math.inf) > 1.0)
@@ -203,23 +200,18 @@ class _Coded:
 
     def among(self, says: Any) -> npt.NDArray[np.bool_]:
         """True for rows whose text fulfils `says` (asked once per distinct text); False for null."""
-        import numpy as np
 
         found: npt.NDArray[np.bool_] = np.array([*(bool(says(text)) for text in self.texts), False])[self.codes]
         return found
 
     def of(self, function: Any, missing: float) -> npt.NDArray[np.float64]:
         """A number for each row's text."""
-        import numpy as np
 
         found: npt.NDArray[np.float64] = np.array([*(function(text) for text in self.texts), missing])[self.codes]
         return found
 
 
 def _texts(table: pa.Table, name: str) -> _Coded:
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     column = table[name].combine_chunks()
     if isinstance(column, pa.ChunkedArray):
@@ -254,7 +246,6 @@ class _Side:
 
 
 def _side(table: pa.Table, names: tuple[str, ...]) -> _Side:
-    import numpy as np
 
     numbers, is_number, words = [], [], []
     for name in names:
@@ -277,7 +268,6 @@ def _of_statistics(
     certain: npt.NDArray[np.bool_],
 ) -> None:
     """Fill `out` with finite excesses and mark in `certain` what is infinite."""
-    import numpy as np
 
     npu, bench = _side(table, NPU_STATISTICS), _side(table, BENCH_STATISTICS)
     dtype = _texts(table, "NPU Dtype")
@@ -342,7 +332,6 @@ def _of_words(
     certain: npt.NDArray[np.bool_],
 ) -> None:
     """What is no number: equal or not. A statistic that only one side recorded (None) says nothing."""
-    import numpy as np
 
     for i in (0, 1):
         a, b = _same_codes(npu.words[i], bench.words[i])
@@ -367,7 +356,6 @@ def _elements(shape: str) -> float:
 
 def _floor(table: pa.Table, largest: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """The least scale that gradients are judged against, 0 for all other rows (see the module's docstring)."""
-    import numpy as np
 
     ops = _texts(table, "op")
     role = _texts(table, "role")

@@ -12,12 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from msprobe_launch.errors import NothingUsable
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
-    import pyarrow as pa
 
     from aggregator.read import RankDump
 
@@ -49,8 +51,6 @@ def match(target: RankDump, bench: RankDump) -> Matching:
 
     Raises NothingUsable, with names from both sides, where no item of the target has a counterpart.
     """
-    import numpy as np
-    import pyarrow as pa
 
     names, bench_names = target.items["name"].combine_chunks(), bench.items["name"].combine_chunks()
     for side, count in (("target", len(names)), ("bench", len(bench_names))):
@@ -100,8 +100,6 @@ RULES: dict[str, Rule] = {"by name": by_name, WITHOUT_WRAPPERS: without_wrappers
 
 def _by_key(keys: pa.Array, bench_keys: pa.Array) -> npt.NDArray[np.int64]:
     """Matches equal keys; null keys match nothing. Keys that are not null must be unique on each side."""
-    import numpy as np
-    import pyarrow.compute as pc
 
     found = pc.index_in(keys, value_set=bench_keys, skip_nulls=True)
     places: npt.NDArray[np.int64] = pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)
@@ -110,7 +108,6 @@ def _by_key(keys: pa.Array, bench_keys: pa.Array) -> npt.NDArray[np.int64]:
 
 def _numbered(names: pa.Array) -> pa.Array:
     """The names, those that occur before with a number after them."""
-    import pyarrow as pa
 
     if len(names.unique()) == len(names):
         return names
@@ -124,7 +121,6 @@ def _numbered(names: pa.Array) -> pa.Array:
 
 def _unwrapped(names: pa.Array) -> pa.Array:
     """Module names without wrappers; null for other names and where two names become one."""
-    import pyarrow as pa
 
     keys = [_WRAPPER.sub("", name) if _MODULE.match(name) else None for name in names.to_pylist()]
     times = Counter(keys)
@@ -136,8 +132,6 @@ def _unwrapped(names: pa.Array) -> pa.Array:
 
 def _bench_only(target: RankDump, bench: RankDump, taken: Any) -> tuple[str, ...]:
     """Bench ops that have items, none of which is matched, and that the target does not know by name."""
-    import numpy as np
-    import pyarrow as pa
 
     op_of_row = bench.items["op"].to_numpy()
     lonely = np.setdiff1d(np.unique(op_of_row), np.unique(op_of_row[taken]))

@@ -18,10 +18,11 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
-    import pyarrow as pa
 
 WORDS = ("N/A", "Diff", "Nan", "inf", "-inf", "inf%")
 """Texts of metric cells that are no number, by their number in `Cells.words`."""
@@ -41,7 +42,6 @@ class Cells:
 
     def arrays(self) -> tuple[pa.Array, pa.Array]:
         """(float64, string) columns as partitions keep them."""
-        import pyarrow as pa
 
         wordy = self.words >= 0
         found = pa.DictionaryArray.from_arrays(pa.array(self.words, mask=~wordy), pa.array(WORDS))
@@ -73,7 +73,6 @@ class Pair:
 
 def equal_as_written(pair: Pair) -> npt.NDArray[np.bool_]:
     """True where both cells show the same text."""
-    import numpy as np
 
     t, b = pair.target, pair.bench
     same_number = (t.numbers == b.numbers) & (np.signbit(t.numbers) == np.signbit(b.numbers))
@@ -89,7 +88,6 @@ def equal_as_written(pair: Pair) -> npt.NDArray[np.bool_]:
 
 def statistics_cells(pair: Pair, matched: npt.NDArray[np.bool_]) -> tuple[Cells, Cells, npt.NDArray[np.bool_]]:
     """(difference, relative error in percent, equal as written) of one statistic."""
-    import numpy as np
 
     equal = equal_as_written(pair)
     readings = [_reading(text) for text in pair.texts]
@@ -126,7 +124,6 @@ def statistics_cells(pair: Pair, matched: npt.NDArray[np.bool_]) -> tuple[Cells,
 
 def _read(side: Statistic, readings: list[float | None]) -> tuple[Any, Any]:
     """(values, which are numeric): texts that spell a number count as that number, as msprobe has it."""
-    import numpy as np
 
     if not any(reading is not None for reading in readings):
         return side.numbers, side.is_number
@@ -141,7 +138,6 @@ def _read(side: Statistic, readings: list[float | None]) -> tuple[Any, Any]:
 
 def _flag(side: Statistic, of_text: list[bool]) -> npt.NDArray[np.bool_]:
     """True for rows whose cell is a text with the flag."""
-    import numpy as np
 
     flags: npt.NDArray[np.bool_] = np.array([*of_text, False])[side.codes] & ~side.is_number
     return flags
@@ -155,7 +151,6 @@ def _reading(text: str) -> float | None:
 
 def ratio(relative: Cells) -> npt.NDArray[np.float64]:
     """Relative errors as ratios, infinite where the cell says so and NaN where it holds no measure."""
-    import numpy as np
 
     out = relative.numbers / 100.0
     infinite = np.isin(relative.words, (INF, MINUS_INF, INF_PERCENT))

@@ -17,15 +17,16 @@ from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
 
 from msprobe_launch.errors import UnreadableInput
 from msprobe_launch.records import journal
 from msprobe_launch.records.layout import RankFolder
 from msprobe_launch.records.names import Role
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 TASKS = ("statistics", "tensor", "structure")
 
@@ -155,7 +156,6 @@ def _whole_records(path: Path) -> tuple[bytes, int]:
 
 def _records(path: Path, raw: bytes) -> tuple[dict[str, str], Iterator[tuple[str, Any]]]:
     """The head of a dump and its records, decoded one by one as the iterator moves."""
-    import msgspec
 
     marked = raw
     if b"NaN" in raw or b"Infinity" in raw:
@@ -174,7 +174,6 @@ def _records(path: Path, raw: bytes) -> tuple[dict[str, str], Iterator[tuple[str
 
 
 def _decoded(data: Mapping[str, Any], *, restore: bool) -> Iterator[tuple[str, Any]]:
-    import msgspec
 
     decode = msgspec.json.Decoder().decode
     for op, slice_ in data.items():
@@ -316,8 +315,6 @@ class _Texts:
         self.texts.append(text)
 
     def column(self, height: int) -> pa.Array:
-        import numpy as np
-        import pyarrow as pa
 
         found = pa.array(self.texts, pa.string()).dictionary_encode()
         codes = np.full(height, -1, np.int32)
@@ -514,8 +511,6 @@ class _Columns:
     # -- columns
 
     def items(self) -> pa.Table:
-        import numpy as np
-        import pyarrow as pa
 
         height = len(self.names)
 
@@ -550,7 +545,6 @@ class _Columns:
         return pa.table(columns)
 
     def op_table(self, parents: dict[str, str | None], sharing: dict[str, int]) -> pa.Table:
-        import pyarrow as pa
 
         return pa.table(
             {

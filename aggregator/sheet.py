@@ -9,12 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from aggregator.columns import BENCH_STATISTICS, DIFFERENCES, NPU_STATISTICS, RELATIVE_ERRORS, TEXT_SUFFIX, Mode
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
-    import pyarrow as pa
 
 INTEGERS = "integers"
 """Column of ours: bit i is set where the i-th column of NPU_STATISTICS + BENCH_STATISTICS is written as an integer."""
@@ -80,8 +82,6 @@ def _header(mode: Mode, with_stack: bool) -> list[str]:
 
 
 def _csv_bytes(chunk: pa.Table, mode: Mode, with_stack: bool) -> bytes:
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     if not chunk.num_rows:
         return b""
@@ -99,8 +99,6 @@ def _csv_bytes(chunk: pa.Table, mode: Mode, with_stack: bool) -> bytes:
 
 def _quoted(texts: pa.Array) -> pa.Array:
     """Cells as csv wants them: in quotes where they hold a comma, a quote or a line end."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     dictionary = texts.dictionary_encode() if not pa.types.is_dictionary(texts.type) else texts
     words = dictionary.dictionary
@@ -113,8 +111,6 @@ def _quoted(texts: pa.Array) -> pa.Array:
 
 def cells(table: pa.Table, mode: Mode) -> dict[str, pa.Array]:
     """All cells of a partition as the texts that a csv of msprobe shows. Chunks must have been combined."""
-    import numpy as np
-    import pyarrow as pa
 
     height = table.num_rows
     integers = table[INTEGERS].to_numpy() if INTEGERS in table.column_names else np.zeros(height, np.uint8)
@@ -138,8 +134,6 @@ def cells(table: pa.Table, mode: Mode) -> dict[str, pa.Array]:
 
 def _equal_as_written(table: pa.Table, name: str, integers: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
     """True where a metric is 0 because both cells show the same text: msprobe writes `0` there, else `0.0`."""
-    import numpy as np
-    import pyarrow.compute as pc
 
     i = (DIFFERENCES if name in DIFFERENCES else RELATIVE_ERRORS).index(name)
     numbers = table[name].to_numpy()
@@ -152,9 +146,6 @@ def _equal_as_written(table: pa.Table, name: str, integers: npt.NDArray[np.uint8
 
 
 def _number_cells(table: pa.Table, name: str, is_integer: npt.NDArray[np.bool_], percent: str) -> pa.Array:
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     numbers = _one(table[name])
     shown = number_texts(numbers, is_integer)
@@ -167,9 +158,6 @@ def _number_cells(table: pa.Table, name: str, is_integer: npt.NDArray[np.bool_],
 
 def number_texts(numbers: pa.Array, is_integer: npt.NDArray[np.bool_]) -> pa.Array:
     """Numbers as Python's repr writes them, those of `is_integer` without `.0`; null stays null."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     values = numbers.to_numpy(zero_copy_only=False)
     shown = numbers.cast(pa.string())
@@ -190,7 +178,6 @@ def number_texts(numbers: pa.Array, is_integer: npt.NDArray[np.bool_]) -> pa.Arr
 
 
 def _one(column: Any) -> pa.Array:
-    import pyarrow as pa
 
     if not isinstance(column, pa.ChunkedArray):
         return column

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from enum import IntFlag
 from typing import TYPE_CHECKING
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
-    import pyarrow as pa
 
 PASS, WARNING, ERROR = "pass", "warning", "error"
 
@@ -143,7 +145,6 @@ def of_statistics(
     `norm_ratio`: relative error of the norm as a ratio (NaN for none). `non_finite`: the target's maximum or minimum
     is NaN or infinite and neither of the bench's is. `scalar_differs`: a value of a plain Python type that differs.
     """
-    import numpy as np
 
     skipped, buffers = _skips(rows)
     faults = np.zeros(len(rows.op), np.int64)
@@ -171,7 +172,6 @@ def of_checksums(
     rows: Rows, differs: npt.NDArray[np.bool_], has_checksum: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.int64]:
     """Faults by the rules of checksum mode; `has_checksum` is the target's side."""
-    import numpy as np
 
     skipped, buffers = _skips(rows)
     faults = np.zeros(len(rows.op), np.int64)
@@ -182,8 +182,6 @@ def of_checksums(
 
 def words(faults: npt.NDArray[np.int64]) -> tuple[pa.Array, pa.Array]:
     """(`Result`, `Err_message`) as string columns."""
-    import numpy as np
-    import pyarrow as pa
 
     kinds, place = np.unique(faults, return_inverse=True)
     results, messages = [], []
@@ -199,8 +197,6 @@ def words(faults: npt.NDArray[np.int64]) -> tuple[pa.Array, pa.Array]:
 
 
 def _skips(rows: Rows) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     def among(names: frozenset[str]) -> npt.NDArray[np.bool_]:
         found: npt.NDArray[np.bool_] = pc.is_in(rows.api, value_set=pa.array(sorted(names))).to_numpy(
@@ -222,7 +218,6 @@ def _largest(
     op: npt.NDArray[np.int64], values: npt.NDArray[np.float64], where: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.float64]:
     """The largest value of each op among the chosen rows, 0 where there is none."""
-    import numpy as np
 
     out = np.zeros(int(op.max()) + 1 if len(op) else 0)
     np.maximum.at(out, op[where], values[where])
