@@ -46,6 +46,7 @@ import pyarrow.compute as pc
 
 from aggregator import columns
 from aggregator.columns import BENCH_STATISTICS, NPU_NAME, NPU_STATISTICS, TEXT_SUFFIX, Mode
+from aggregator.metrics import DEVICE
 from aggregator.model import Divergence
 
 if TYPE_CHECKING:
@@ -71,11 +72,7 @@ NARROW_MULTIPLE = 2.0  # for formats of 16 bits and fewer
 SINGLE_ELEMENT = 2.0  # a maximum or minimum may be off by twice what a norm may
 GRADIENT_FLOOR = 2.0**-7  # of the largest value around, for gradients that cancel
 
-_FLOAT16_MAX = 65504.0
-
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "+inf": math.inf}
-
-_DEVICE = re.compile(r"^(?:cpu|cuda|npu)(?::\d+)?$")
 
 _STATISTIC_NAMES = ("max", "min", "mean", "norm")
 
@@ -343,7 +340,7 @@ def _of_words(
 
 
 def _is_device(text: str) -> bool:
-    return bool(_DEVICE.match(text.strip()))
+    return bool(DEVICE.match(text.strip()))
 
 
 def _elements(shape: str) -> float:

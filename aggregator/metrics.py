@@ -29,7 +29,8 @@ WORDS = ("N/A", "Diff", "Nan", "inf", "-inf", "inf%")
 
 NOT_APPLICABLE, DIFF, NAN, INF, MINUS_INF, INF_PERCENT = range(6)
 
-_DEVICE = re.compile(r"^(?:cpu|cuda|npu)(?::\d+)?$")
+DEVICE = re.compile(r"^(?:cpu|cuda|npu)(?::\d+)?$")
+"""Names of devices: which one a rank runs on is no difference between two runs."""
 _NUMBER = re.compile(r"^[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?$|^[+-]?(?:inf|infinity)$|^nan$", re.IGNORECASE)
 
 
@@ -93,7 +94,7 @@ def statistics_cells(pair: Pair, matched: npt.NDArray[np.bool_]) -> tuple[Cells,
     readings = [_reading(text) for text in pair.texts]
     t, t_numeric = _read(pair.target, readings)
     b, b_numeric = _read(pair.bench, readings)
-    devices = [bool(_DEVICE.match(text)) for text in pair.texts]
+    devices = [bool(DEVICE.match(text)) for text in pair.texts]
     blank = [text == "N/A" for text in pair.texts]
     neither = (_flag(pair.target, devices) & _flag(pair.bench, devices)) | (
         _flag(pair.target, blank) | _flag(pair.bench, blank)

@@ -160,6 +160,7 @@ def _result(job: Callable[[], _T], future: Future[Any]) -> _T | RankFailure:
         return _failure(
             job, f"unexpected {type(error).__name__}: {error} (a fault of msprobe-aggregate; please report)"
         )
+    return result
 
 
 def _failure(job: Callable[[], Any], reason: str) -> RankFailure:
