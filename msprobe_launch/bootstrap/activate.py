@@ -50,7 +50,7 @@ class RankProcess:
 
     def on_exception(self, exception: BaseException) -> None:
         """An exception is about to end this process: keep it for the roster. Never raises."""
-        if self.is_this_process:
+        if self.is_this_process and not _imports_would_hide(exception):
             self._guarded("keep_exception", exception)
 
     def on_exit(self) -> None:
@@ -58,7 +58,8 @@ class RankProcess:
         if self.is_this_process:
             # Python keeps the exception that ended it, also from whoever replaced sys.excepthook.
             last = getattr(sys, "last_value", None)
-            self._guarded("leave", last if isinstance(last, BaseException) else None)
+            if not _imports_would_hide(last):
+                self._guarded("leave", last if isinstance(last, BaseException) else None)
 
     def _guarded(self, function: str, argument: object) -> None:
         try:
@@ -89,6 +90,15 @@ def activate(site: str) -> None:
     atexit.register(process.on_exit)
     chain_excepthook(process.on_exception)
     FrameworkFinder(FRAMEWORKS, process.on_import).install()
+
+
+def _imports_would_hide(exception: object) -> bool:
+    """True where our imports would change how the process ends.
+
+    CPython ends by SIGINT after an unhandled KeyboardInterrupt unless another source text has been executed since, and
+    making a dataclass executes one. A rank that has attached has made them all by then; another one stays silent.
+    """
+    return isinstance(exception, KeyboardInterrupt) and "msprobe_launch.bootstrap.attach" not in sys.modules
 
 
 def users_pythonpath(value: str | None, site: str, *, was_empty: bool) -> str | None:
