@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from msprobe_launch.capture.session import Session
+    from msprobe_launch.records.model import TensorValue
 
 
 class FrameworkAdapter(Protocol):
@@ -35,8 +36,11 @@ class FrameworkAdapter(Protocol):
     def disarm(self) -> None:
         """Recording pauses: let go of whatever the user's program could notice or pay for."""
 
-    def settle(self) -> None:
-        """Bring statistics that wait on a device into their TensorValues. One transfer; waits for the device."""
+    def settle(self) -> list[TensorValue]:
+        """Tensors seen since the last call, with their statistics.
+
+        Statistics that wait on a device are brought home in one transfer, which waits for the device.
+        """
 
     def close_open_calls(self) -> None:
         """Emit what waits for an event that will not come (a gradient that was never needed)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msprobe_launch.records.codec import number_text, quote
@@ -41,7 +41,7 @@ class PlainDescriber:
         self._leaf = leaf
         self._depth = 0
         self._small: dict[tuple[type, Any], PlainValue] = {}
-        self._by_type: dict[type, Callable[[Any], Value]] = {
+        self.by_type: dict[type, Callable[[Any], Value]] = {
             type(None): lambda _: None,
             bool: lambda value: _TRUE if value else _FALSE,
             int: self._number,
@@ -58,8 +58,17 @@ class PlainDescriber:
 
     def __call__(self, value: Any) -> Value:
         """The recorded form of any value; never raises for an odd object, which becomes None."""
-        handler = self._by_type.get(type(value))
+        handler = self.by_type.get(type(value))
         return handler(value) if handler is not None else self._other(value)
+
+    def items(self, values: Sequence[Any]) -> list[Value]:
+        """The recorded forms of several values: what calling for each gives, without a call for each."""
+        handlers = self.by_type
+        out = []
+        for value in values:
+            handler = handlers.get(type(value))
+            out.append(handler(value) if handler is not None else self._other(value))
+        return out
 
     def _number(self, value: float) -> PlainValue:
         if value != value:  # NaN is no usable key

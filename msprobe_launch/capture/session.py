@@ -23,6 +23,7 @@ from msprobe_launch.capture.steps import Boundary, StepTracker
 from msprobe_launch.capture.writer import Writer
 from msprobe_launch.config import ProbeConfig
 from msprobe_launch.records import roster
+from msprobe_launch.records.codec import format_tensors
 from msprobe_launch.records.layout import RunLayout
 from msprobe_launch.records.model import CallRecord, OpRef, Segment
 from msprobe_launch.records.names import NameTemplate
@@ -276,9 +277,9 @@ class Session:
             self._save_mark()
 
     def _resume(self) -> None:
-        if not self.recording:
-            self.recording = self.listening = True
-            self.adapter.arm()
+        # Armed again each time: an optimizer that raised has left the adapter disarmed.
+        self.recording = self.listening = True
+        self.adapter.arm()
 
     def _pause(self) -> None:
         if self.recording:
@@ -355,7 +356,7 @@ class Session:
 
     def _settle(self) -> None:
         try:
-            self.adapter.settle()
+            format_tensors(self.adapter.settle())
         except Exception as error:  # noqa: BLE001 - a guest
             self.guard.lose("settle", error, 0)
 

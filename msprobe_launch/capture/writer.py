@@ -12,7 +12,7 @@ import os
 import time
 import traceback
 from datetime import datetime
-from io import BufferedWriter, FileIO
+from io import FileIO
 
 from msprobe_launch.capture.guard import Guard
 from msprobe_launch.capture.stacks import ROOT, StackTable
@@ -36,42 +36,47 @@ class StepWriter:
         self._stacks = stacks
         self._context = journal.Context()
         self._journal: FileIO | None = None
-        self._side: BufferedWriter | None = None
-        self._names: set[str] = set()
+        self._side: FileIO | None = None
+        self._side_lines: list[str] = []
 
-    def write(self, records: list[CallRecord], guard: Guard) -> None:
-        """Append records to the journal. What cannot be written is counted in `guard`; never raises."""
+    def write(self, records: list[CallRecord], guard: Guard, *, last: bool) -> None:
+        """Append records to the journal. What cannot be written is counted in `guard`; never raises.
+
+        `last` says that `finish` follows: then stacks and parents need no journal of their own.
+        """
         try:
             if self._journal is None:
                 self._begin()
-            lines, side = self._render(records, guard)
-            self._append(lines, side)
+            lines = self._render(records, guard)
+            self._append(lines)
             self.written += len(lines)
+            if not last:
+                self._append_context()
         except OSError as error:
             self.lost += len(records)
             guard.lose(f"write {self.folder.path}", error, len(records))
 
     def _begin(self) -> None:
-        self.folder.path.mkdir(parents=True, exist_ok=True)
+        os.makedirs(self.folder.path, exist_ok=True)
         config = self._config
         head = journal.header(config.task.value, config.level.value, self._framework)
         handle = FileIO(self.folder.journal, "w")
         try:
             _write_all(handle, head.encode())
-            self._side = self.folder.context_journal.open("wb")
         except OSError:
             handle.close()
             self.folder.journal.unlink(missing_ok=True)
             raise
         self._journal = handle
 
-    def _render(self, records: list[CallRecord], guard: Guard) -> tuple[list[str], list[str]]:
-        lines, side = [], []
-        frames, ops, names = self._context.frames, self._context.ops, self._names
+    def _render(self, records: list[CallRecord], guard: Guard) -> list[str]:
+        lines = []
+        frames, ops = self._context.frames, self._context.ops
+        side = self._side_lines
         for record in records:
             try:
                 name = record.op.text
-                if name in names:
+                if name in ops:
                     # Two values under one key would be read as one: the first is kept.
                     guard.miss("second record of one name")
                     continue
@@ -80,21 +85,19 @@ class StepWriter:
                 guard.lose("encode", error)
                 self.lost += 1
                 continue
-            names.add(name)
             lines.append(line)
             if record.is_grad:
                 continue
-            parent = record.parent.text if record.parent is not None else None
             stack = record.stack
             if stack != ROOT and stack not in frames:
                 frames[stack] = self._stacks.frames(stack)
-                side.append(json.dumps({"stack": stack, "frames": frames[stack]}))
+                side.append(f'{{"stack": {stack}, "frames": {json.dumps(frames[stack])}}}')
+            parent = record.parent.text if record.parent is not None else None
             ops[name] = (parent, stack)
-            shown = "null" if parent is None else quote(parent)
-            side.append(f'{{"op": {quote(name)}, "parent": {shown}, "stack": {stack}}}')
-        return lines, side
+            side.append(f'{{"op": {quote(name)}, "parent": {quote(parent) if parent else "null"}, "stack": {stack}}}')
+        return lines
 
-    def _append(self, lines: list[str], side: list[str]) -> None:
+    def _append(self, lines: list[str]) -> None:
         if not lines:
             return
         handle = self._journal
@@ -106,9 +109,13 @@ class StepWriter:
             handle.truncate(good)
             handle.seek(good)
             raise
-        if self._side is not None and side:
-            self._side.write(("\n".join(side) + "\n").encode())
-            self._side.flush()
+
+    def _append_context(self) -> None:
+        if self._side is None:
+            self._side = FileIO(self.folder.context_journal, "w")
+        lines, self._side_lines = self._side_lines, []
+        if lines:
+            _write_all(self._side, ("\n".join(lines) + "\n").encode())
 
     def finish(self, guard: Guard) -> bool:
         """Journal -> dump.json, stack.json, construct.json. True where all of the step is in them."""
@@ -125,10 +132,12 @@ class StepWriter:
             write_atomically(self.folder.stack, self._context.stack_json())
             with_parents = self._config.level.modules
             write_atomically(self.folder.construct, self._context.construct_json(with_parents=with_parents))
+            journaled = self._side is not None
             self.close()
             # Last: a reader that sees dump.json finds its companions.
             os.replace(self.folder.journal, self.folder.dump)
-            self.folder.context_journal.unlink(missing_ok=True)
+            if journaled:
+                os.unlink(self.folder.context_journal)
         except OSError as error:
             # The journal stays as it is and is read as a partial step.
             guard.lose(f"finish {self.folder.path}", error, 0)
@@ -201,13 +210,13 @@ class Writer:
         buffer.append(record)
         return len(buffer) >= self._limit or (not len(buffer) & 15 and time.monotonic() >= self._flush_at)
 
-    def flush(self) -> None:
-        """Write the buffer. The caller has brought device statistics home."""
+    def flush(self, *, last: bool = False) -> None:
+        """Write the buffer. The caller has brought device statistics home. `last`: the step is finished next."""
         self._flush_at = time.monotonic() + self._config.flush_seconds
         records, self._buffer = self._buffer, []
         if records and self._step is not None:
             self.calls += len(records)
-            self._step.write(records, self._guard)
+            self._step.write(records, self._guard, last=last)
 
     def hold(self) -> None:
         """Keep what follows in memory until `release` says to which step it belongs."""
@@ -228,7 +237,7 @@ class Writer:
 
         True where the step is complete on disk.
         """
-        self.flush()
+        self.flush(last=finish)
         step, self._step = self._step, None
         if step is None:
             return False

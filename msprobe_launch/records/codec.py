@@ -8,6 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
+
+try:
+    from msgspec.json import encode as _encode
+except ImportError:  # a rank's environment may be leaner than ours
+    _encode = None  # type: ignore[assignment]
 
 from msprobe_launch.records.model import CallRecord, PlainValue, TensorValue, Value
 
@@ -38,15 +44,34 @@ def tensor_head(type_name: str, dtype: str, shape: Sequence[int]) -> str:
 
 def tensor_text(value: TensorValue) -> str:
     """JSON object of a tensor; made once per TensorValue."""
-    text = value.text
-    if text is None:
-        high, low, mean, norm = value.statistics
-        grad = _REQUIRES_GRAD[value.requires_grad]
-        text = value.text = (
-            f'{value.head}, "Max": {number_text(high)}, "Min": {number_text(low)}, "Mean": {number_text(mean)}, '
-            f'"Norm": {number_text(norm)}{grad}{value.tail}}}'
+    if value.text is None:
+        format_tensors([value])
+    return value.text or ""
+
+
+def format_tensors(values: list[TensorValue]) -> None:
+    """Make the texts of many tensors at once: their numbers go through one encoder call (0.1 us each, repr 0.8)."""
+    numbers = [number for value in values for number in value.statistics]
+    texts = number_texts(numbers)
+    at = 0
+    for value in values:
+        value.text = (
+            f'{value.head}, "Max": {texts[at]}, "Min": {texts[at + 1]}, "Mean": {texts[at + 2]}, '
+            f'"Norm": {texts[at + 3]}{_REQUIRES_GRAD[value.requires_grad]}{value.tail}}}'
         )
-    return text
+        at += 4
+
+
+def number_texts(numbers: list[Any]) -> list[str]:
+    """JSON texts of statistics. Shortest texts that read back as the same number, as repr gives them."""
+    if _encode is None:
+        return [number_text(number) for number in numbers]
+    texts: list[str] = _encode(numbers)[1:-1].decode().split(",") if numbers else []
+    # The encoder has no word for these; it writes null.
+    for index, number in enumerate(numbers):
+        if number is not None and number - number != 0:
+            texts[index] = number_text(number)
+    return texts
 
 
 def value_text(value: Value) -> str:

@@ -61,13 +61,17 @@ class Context:
         for op, (_, stack) in self.ops.items():
             if stack >= 0:
                 sharing.setdefault(stack, []).append(op)
-        out = {str(i): [ops, self.frames.get(stack, [])] for i, (stack, ops) in enumerate(sharing.items())}
-        return json.dumps(out, indent=1, ensure_ascii=False) + "\n"
+        # A line per stack: the encoder's own indentation is its slow path (docs/benchmarks.md).
+        entries = [
+            f' "{i}": {json.dumps([ops, self.frames.get(stack, [])])}' for i, (stack, ops) in enumerate(sharing.items())
+        ]
+        return "{\n" + ",\n".join(entries) + "\n}\n"
 
     def construct_json(self, *, with_parents: bool) -> str:
         """Text of construct.json: `{op: parent}`, or `{}` at level L1, where the field's files are empty too."""
-        parents = {op: parent for op, (parent, _) in self.ops.items()} if with_parents else {}
-        return json.dumps(parents, indent=1, ensure_ascii=False) + "\n"
+        if not with_parents:
+            return "{}\n"
+        return json.dumps({op: parent for op, (parent, _) in self.ops.items()}, separators=(",\n ", ": "))[:-1] + "\n}\n"
 
 
 def read_context(path: Path) -> Context:

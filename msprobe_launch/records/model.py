@@ -80,13 +80,14 @@ class Segment:
 class OpRef:
     """One call: a name template with its number. `text` gives the op's name in the files."""
 
-    __slots__ = ("backward", "number", "segment", "template")
+    __slots__ = ("_twin", "backward", "number", "segment", "template")
 
     def __init__(self, template: NameTemplate, number: int, segment: Segment, backward: bool = False) -> None:
         self.template = template
         self.number = number
         self.segment = segment
         self.backward = backward
+        self._twin: OpRef | None = None
 
     @property
     def text(self) -> str:
@@ -97,7 +98,10 @@ class OpRef:
 
     def as_backward(self) -> OpRef:
         """The same call in the other direction."""
-        return OpRef(self.template, self.number, self.segment, True)
+        twin = self._twin
+        if twin is None:
+            twin = self._twin = OpRef(self.template, self.number, self.segment, True)
+        return twin
 
 
 class CallRecord:

@@ -6,6 +6,7 @@ ended once it is dead, so a mark never has two writers at one time. Every write 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -75,14 +76,20 @@ def write_atomically(path: Path, text: str) -> None:
 
     Raises OSError as the file system does; the temporary file is then removed.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     # The pid keeps two writers on one shared file system from taking each other's temporary file.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = os.path.join(path.parent, f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        try:
+            handle = open(temporary, "wb")
+        except FileNotFoundError:
+            os.makedirs(path.parent, exist_ok=True)
+            handle = open(temporary, "wb")
+        with handle:
+            handle.write(text.encode())
         os.replace(temporary, path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
         raise
 
 

@@ -15,6 +15,7 @@ from msprobe_launch.adapters.torch.values import TorchValues
 
 if TYPE_CHECKING:
     from msprobe_launch.capture.session import Session
+    from msprobe_launch.records.model import TensorValue
 
 
 class TorchAdapter:
@@ -32,12 +33,22 @@ class TorchAdapter:
         self._backward = BackwardWatch(session, self._values, quiet)
         self._modules = ModuleCalls(session, self._values, self._backward, quiet)
         self._apis = ApiCalls(session, self._values, self._backward, quiet)
-        steps.install(session)
+        steps.install(session, self._before_optimizer, self._after_optimizer)
         self._modules.install()
         self._apis.install()
         if session.config.level.apis:
             # Until the first module is called, a program might be one that calls none.
             self._apis.arm()
+
+    def _before_optimizer(self, has_closure: bool) -> None:
+        # An optimizer's arithmetic is not recorded: seeing its hundreds of calls would cost for nothing.
+        # A closure runs the model, which is.
+        if not has_closure:
+            self._apis.disarm()
+
+    def _after_optimizer(self) -> None:
+        if self._session.recording or self._session.watches_calls:
+            self.arm()
 
     def arm(self) -> None:
         if self._session.config.level.apis:
@@ -47,8 +58,8 @@ class TorchAdapter:
         if not self._session.watches_calls:
             self._apis.disarm()
 
-    def settle(self) -> None:
-        self._values.deferred.settle()
+    def settle(self) -> list[TensorValue]:
+        return self._values.settle()
 
     def close_open_calls(self) -> None:
         self._backward.close()

@@ -290,11 +290,11 @@ class ApiCalls(TorchFunctionMode):
     def _arguments(
         self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Value], dict[str, Value] | None]:
-        describe = self._values.describe
         collective = site.collective
         if collective is not None:
             args, kwargs = collective.without_receive_buffers(args, kwargs)
-        positional = [describe(value) for value in args]
+        describe = self._values.describe
+        positional = describe.items(args)
         if not kwargs:
             return positional, None
         defaults = site.defaults

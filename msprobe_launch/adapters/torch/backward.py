@@ -111,9 +111,17 @@ class BackwardWatch:
     def watch(self, op: OpRef, parent: OpRef | None, inputs: Inputs | None, result: Any) -> None:
         """Arrange for the backward record of a call that has just returned `result`."""
         outputs: list[Tensor] = []
-        _collect_outputs(result, outputs)
-        known = inputs.edges if inputs is not None else []
-        edges = {_edge_key(edge): index for index, edge in reversed(list(enumerate(known))) if edge is not None}
+        if isinstance(result, Tensor):
+            outputs.append(result)
+        else:
+            _collect_outputs(result, outputs)
+        known: list[Edge | None] = []
+        edges: dict[tuple[int, int], int] = {}
+        if inputs is not None:
+            known = inputs.edges
+            for index, edge in enumerate(known):
+                if edge is not None:
+                    edges.setdefault((id(edge[0]), edge[1]), index)
         nodes: dict[Any, list[tuple[int, int]]] = {}
         for index, tensor in enumerate(outputs):
             node = tensor.grad_fn
@@ -124,14 +132,15 @@ class BackwardWatch:
             return
         state = OpenBackward(op.as_backward(), parent.as_backward() if parent else None, len(outputs), len(known))
         consumers = self._consumers(nodes, edges, inputs.sequence) if inputs is not None else []
-        for _, hits in consumers:
+        for node, hits in consumers:
             for _, index in hits:
                 state.missing[index] += 1
-        state.awaited = len(nodes) + len(consumers)
+            # One hook serves both ends of an operation that is a single node, as most are.
+            places = nodes.pop(node, None)
+            node.register_hook(self._outgoing_hook(state, hits, places))
         for node, places in nodes.items():
             node.register_prehook(self._incoming_hook(state, places))
-        for node, hits in consumers:
-            node.register_hook(self._outgoing_hook(state, hits))
+        state.awaited = len(nodes) + len(consumers)
 
     @staticmethod
     def _consumers(
@@ -169,50 +178,64 @@ class BackwardWatch:
 
     def _incoming_hook(self, state: OpenBackward, places: list[tuple[int, int]]) -> Callable[[Any], None]:
         def incoming(gradients: tuple[Tensor | None, ...]) -> None:
-            session = self._session
-            if not session.recording or self._is_repeat(state):
-                return
-            try:
-                self._quiet.enter()
-                try:
-                    self._begin(state)
-                    for number, index in places:
-                        gradient = gradients[number]
-                        if gradient is not None:
-                            state.incoming[index] = self._values.describe(gradient)
-                    self._fired(state)
-                finally:
-                    self._quiet.leave()
-            except Exception as error:  # noqa: BLE001 - a guest
-                session.guard.lose("backward", error)
+            if self._session.recording:
+                self._see(state, None, None, gradients, places)
 
         return incoming
 
-    def _outgoing_hook(self, state: OpenBackward, hits: list[tuple[int, int]]) -> Callable[[Any, Any], None]:
-        def outgoing(gradients: tuple[Tensor | None, ...], _: Any) -> None:
-            session = self._session
-            if not session.recording or self._is_repeat(state):
-                return
-            try:
-                self._quiet.enter()
-                try:
-                    self._begin(state)
-                    for slot, index in hits:
-                        gradient = gradients[slot] if slot < len(gradients) else None
-                        state.missing[index] -= 1
-                        if gradient is not None:
-                            so_far = state.sums[index]
-                            # Out of place: the engine's buffers are its own.
-                            state.sums[index] = gradient if so_far is None else so_far + gradient
-                        if state.missing[index] <= 0:
-                            self._take_sum(state, index)
-                    self._fired(state)
-                finally:
-                    self._quiet.leave()
-            except Exception as error:  # noqa: BLE001 - a guest
-                session.guard.lose("backward", error)
+    def _outgoing_hook(
+        self, state: OpenBackward, hits: list[tuple[int, int]], places: list[tuple[int, int]] | None
+    ) -> Callable[[Any, Any], None]:
+        def outgoing(gradients: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> None:
+            if self._session.recording:
+                self._see(state, gradients, hits, incoming, places)
 
         return outgoing
+
+    def _see(
+        self,
+        state: OpenBackward,
+        outgoing: tuple[Tensor | None, ...] | None,
+        hits: list[tuple[int, int]] | None,
+        incoming: tuple[Tensor | None, ...],
+        places: list[tuple[int, int]] | None,
+    ) -> None:
+        """A node has run: `incoming` are gradients of its outputs, `outgoing` of its inputs."""
+        try:
+            if self._is_repeat(state):
+                return
+            if not state.waiting:
+                state.waiting = True
+                self._open[id(state)] = state
+            describe = self._values.describe
+            self._quiet.enter()
+            try:
+                if places is not None:
+                    for number, index in places:
+                        gradient = incoming[number]
+                        if gradient is not None:
+                            state.incoming[index] = describe(gradient)
+                if hits is not None and outgoing is not None:
+                    self._add(state, outgoing, hits)
+            finally:
+                self._quiet.leave()
+            state.awaited -= 1
+            if state.awaited <= 0 and self._open.pop(id(state), None) is not None:
+                self._emit(state)
+        except Exception as error:  # noqa: BLE001 - a guest
+            self._session.guard.lose("backward", error)
+
+    def _add(self, state: OpenBackward, outgoing: tuple[Tensor | None, ...], hits: list[tuple[int, int]]) -> None:
+        missing, sums = state.missing, state.sums
+        for slot, index in hits:
+            gradient = outgoing[slot] if slot < len(outgoing) else None
+            missing[index] -= 1
+            if gradient is not None:
+                so_far = sums[index]
+                # Out of place: the engine's buffers are its own.
+                sums[index] = gradient if so_far is None else so_far + gradient
+            if missing[index] <= 0:
+                self._take_sum(state, index)
 
     def _is_repeat(self, state: OpenBackward) -> bool:
         """True on a second backward over one graph: the first one is the call's record."""
@@ -220,20 +243,10 @@ class BackwardWatch:
             self._session.guard.miss("gradient of a repeated backward over the same graph")
         return state.done
 
-    def _begin(self, state: OpenBackward) -> None:
-        if not state.waiting:
-            state.waiting = True
-            self._open[id(state)] = state
-
     def _take_sum(self, state: OpenBackward, index: int) -> None:
         total, state.sums[index] = state.sums[index], None
         if total is not None:
             state.outgoing[index] = self._values.describe(total)
-
-    def _fired(self, state: OpenBackward) -> None:
-        state.awaited -= 1
-        if state.awaited <= 0 and self._open.pop(id(state), None) is not None:
-            self._emit(state)
 
     def _emit(self, state: OpenBackward) -> None:
         state.done = True
@@ -253,6 +266,3 @@ class BackwardWatch:
                 self._quiet.leave()
             self._emit(state)
 
-
-def _edge_key(edge: Edge) -> tuple[int, int]:
-    return id(edge[0]), edge[1]

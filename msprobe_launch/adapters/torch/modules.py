@@ -18,6 +18,7 @@ from msprobe_launch.adapters.torch.backward import BackwardWatch, Inputs, inputs
 from msprobe_launch.adapters.torch.naming import ModuleInfo, ModuleNames
 from msprobe_launch.adapters.torch.quiet import Quiet, is_traced
 from msprobe_launch.adapters.torch.values import TorchValues
+from msprobe_launch.capture.plain import PlainDescriber
 from msprobe_launch.records.model import CallRecord, OpRef, Value
 
 if TYPE_CHECKING:
@@ -27,10 +28,10 @@ _is_compiling: Callable[[], bool] = torch.compiler.is_compiling
 _frame = sys._getframe
 
 
-def output_items(result: Any, describe: Callable[[Any], Value]) -> list[Value]:
+def output_items(result: Any, describe: PlainDescriber) -> list[Value]:
     """A call's result as the list that the field's files have: a tuple or list is spread, anything else is item 0."""
     if isinstance(result, (tuple, list)):
-        return [describe(item) for item in result]
+        return describe.items(result)
     return [describe(result)]
 
 
@@ -131,7 +132,7 @@ class ModuleCalls:
         record.recompute = bool(session.in_backward) and gradients
         if gate.inputs and gate.forward:
             describe = self._values.describe
-            record.inputs = [describe(value) for value in args]
+            record.inputs = describe.items(args)
             record.kwargs = {key: describe(value) for key, value in kwargs.items()} if kwargs else None
             parameters = module._parameters
             if parameters:

@@ -8,27 +8,35 @@ import torch
 from torch._C import DisableTorchFunction, _set_grad_enabled
 from torch.utils._python_dispatch import _disable_current_modes
 
+_function_modes = torch._C._len_torch_function_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_is_grad_enabled = torch.is_grad_enabled
+
 
 class Quiet:
     """`enter` and `leave` bracket our own torch calls; they nest.
 
-    Two methods instead of a context manager: this runs twice per recorded call (0.6 us against 1.4 us).
+    Two methods instead of a context manager: this runs twice or more per recorded call, and only what is on is
+    switched off (0.3 us against 1.4 us). Subclasses with code of their own are seen to by `TorchValues`.
     """
 
     def __init__(self) -> None:
         self._entered: list[tuple[bool, Any, Any]] = []
 
     def enter(self) -> None:
-        """Switch gradients, torch functions and dispatch modes off for this thread."""
-        off = DisableTorchFunction()
-        off.__enter__()
-        modes = None
-        if torch._C._len_torch_dispatch_stack():
+        """Switch gradients, torch-function modes and dispatch modes off for this thread."""
+        off = modes = None
+        if _function_modes():
+            off = DisableTorchFunction()
+            off.__enter__()
+        if _dispatch_modes():
             # A mode of the user's own (a FLOP counter) must not count our reductions.
             modes = _disable_current_modes()
             modes.__enter__()
-        self._entered.append((torch.is_grad_enabled(), off, modes))
-        _set_grad_enabled(False)
+        grad = _is_grad_enabled()
+        if grad:
+            _set_grad_enabled(False)
+        self._entered.append((grad, off, modes))
 
     @property
     def gradients(self) -> bool:
@@ -38,10 +46,12 @@ class Quiet:
     def leave(self) -> None:
         """Back to what was."""
         grad, off, modes = self._entered.pop()
-        _set_grad_enabled(grad)
+        if grad:
+            _set_grad_enabled(True)
         if modes is not None:
             modes.__exit__(None, None, None)
-        off.__exit__(None, None, None)
+        if off is not None:
+            off.__exit__(None, None, None)
 
 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
@@ -58,6 +68,6 @@ def is_traced() -> bool:
     """
     if _tracing_state() is not None:
         return True
-    if not torch._C._len_torch_dispatch_stack():
+    if not _dispatch_modes():
         return False
     return _get_mode(_FAKE) is not None or _get_mode(_PROXY) is not None or _get_mode(_FUNCTIONAL) is not None

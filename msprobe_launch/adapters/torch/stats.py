@@ -3,7 +3,7 @@
 Maximum and minimum are exact. Mean and norm are accumulated in at least float32 whatever the dtype; where float32
 overflows (a norm of values above 1e19, a sum above 3e38) they are computed again in float64. The norm is
 sqrt(sum |x|^2), mean is sum / n, both over all elements; of complex tensors all four are of the absolute values.
-bool: max is any(), min is all(), no mean or norm. NaN anywhere makes all four NaN. Nothing at all: NO_STATISTICS.
+bool: max is any(), min is all(), no mean or norm. NaN anywhere makes all four NaN.
 
 The reductions run at once, because the tensor may be changed in place a moment later; on a device only their four
 results are brought home later, in one transfer for all tensors (`Deferred.settle`). The caller has switched gradients
@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from msprobe_launch.records.model import NO_STATISTICS, Statistics, TensorValue
+from msprobe_launch.records.model import Statistics, TensorValue
 
 _aminmax = torch.aminmax
 _sum = torch.sum
@@ -85,7 +85,7 @@ def _complex(tensor: Tensor) -> Statistics:
     return _float(tensor.abs())
 
 
-def _kinds() -> dict[torch.dtype, Callable[[Tensor], Statistics]]:
+def _measures() -> dict[torch.dtype, Callable[[Tensor], Statistics]]:
     kinds: dict[torch.dtype, Callable[[Tensor], Statistics]] = {
         torch.float32: _float,
         torch.float64: _float,
@@ -106,15 +106,9 @@ def _kinds() -> dict[torch.dtype, Callable[[Tensor], Statistics]]:
     return kinds
 
 
-_KINDS = _kinds()
-
-
-def measure_on_host(tensor: Tensor) -> Statistics:
-    """Statistics of a plain strided CPU tensor. An unknown dtype has none. Raises what torch raises."""
-    kind = _KINDS.get(tensor.dtype)
-    if kind is None or not tensor.numel():
-        return NO_STATISTICS
-    return kind(tensor)
+# dtype -> statistics of a plain strided CPU tensor that is not empty. A dtype that is not here has none.
+# They raise what torch raises.
+MEASURES = _measures()
 
 
 class Deferred:
@@ -129,7 +123,7 @@ class Deferred:
     def measure(self, value: TensorValue, tensor: Tensor) -> None:
         """Reduce now, without waiting for the device; `value.statistics` is filled by `settle`."""
         dtype = tensor.dtype
-        if dtype not in _KINDS or not tensor.numel():
+        if dtype not in MEASURES or not tensor.numel():
             return
         if dtype is torch.bool:
             row = torch.stack([tensor.any(), tensor.all(), tensor.any(), tensor.any()]).to(_FLOAT64)

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 if TYPE_CHECKING:
     from msprobe_launch.capture.session import Session
 
 
-def install(session: Session) -> None:
-    """Report every optimizer that is made and every step that is taken, or skipped by a scaler."""
+def install(session: Session, before_step: Callable[[bool], None], after_step: Callable[[], None]) -> None:
+    """Report every optimizer that is made and every step that is taken, or skipped by a scaler.
+
+    `before_step(has_closure)` and `after_step()` run around each optimizer's step.
+    """
     _watch_creation(session)
+    # `args` begins with the optimizer itself.
+    register_optimizer_step_pre_hook(lambda _, args, kwargs: before_step(len(args) > 1 or bool(kwargs.get("closure"))))
     register_optimizer_step_post_hook(lambda optimizer, *_: session.optimizer_stepped(id(optimizer)))
+    register_optimizer_step_post_hook(lambda *_: after_step())
     for scaler in _scaler_classes():
         _watch_scaler(scaler, session)
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C import DisableTorchFunction
 
-from msprobe_launch.adapters.torch.stats import Deferred, measure_on_host
+from msprobe_launch.adapters.torch.stats import MEASURES, Deferred
 from msprobe_launch.capture.plain import PlainDescriber, plain, text
 from msprobe_launch.config import Task
 from msprobe_launch.records.codec import quote, tensor_head
@@ -18,6 +19,7 @@ from msprobe_launch.records.model import PlainValue, TensorValue, Value
 
 _PLAIN_TENSORS = frozenset({Tensor, nn.Parameter, *((nn.Buffer,) if hasattr(nn, "Buffer") else ())})
 _CACHE_LIMIT = 1 << 16
+_STRIDED = torch.strided
 
 
 class TorchValues:
@@ -31,11 +33,12 @@ class TorchValues:
     def __init__(self, task: Task) -> None:
         self.describe = PlainDescriber(self._leaf)
         self.deferred = Deferred()
+        self._fresh: list[TensorValue] = []
         self._measures = task is not Task.STRUCTURE
         self._cache: dict[int, tuple[weakref.ref[Tensor], int, int, TensorValue]] = {}
         self._heads: dict[tuple[Any, ...], str] = {}
         self._plain: dict[Any, PlainValue] = {}
-        by_type = self.describe._by_type
+        by_type = self.describe.by_type
         for kind in _PLAIN_TENSORS:
             by_type[kind] = self.tensor
         by_type[torch.Size] = self._size
@@ -47,6 +50,12 @@ class TorchValues:
     def forget(self) -> None:
         """Statistics are measured anew from now on."""
         self._cache.clear()
+
+    def settle(self) -> list[TensorValue]:
+        """Tensors seen since the last call, their statistics brought home."""
+        self.deferred.settle()
+        fresh, self._fresh = self._fresh, []
+        return fresh
 
     def forget_tensor(self, tensor: Any) -> None:
         """The same for one tensor."""
@@ -78,16 +87,21 @@ class TorchValues:
                 self._heads.clear()
             head = self._heads[key] = tensor_head(type_name, str(tensor.dtype), list(tensor.shape))
         value = TensorValue(head, requires_grad=tensor.requires_grad, tail=tail)
+        self._fresh.append(value)
         if not self._measures or data is None:
             return value
         try:
-            if data.layout is not torch.strided:
+            if data.layout is not _STRIDED:
                 data = _stored_values(data)
-            if data.is_quantized:
+            elif data.is_quantized:
                 data = data.dequantize()
-            if data.device.type == "cpu":
-                value.statistics = measure_on_host(data)
-            elif data.device.type != "meta":
+            if not data.numel():
+                return value
+            if data.is_cpu:
+                measure = MEASURES.get(data.dtype)
+                if measure is not None:
+                    value.statistics = measure(data)
+            elif not data.is_meta:
                 self.deferred.measure(value, data)
         except (RuntimeError, NotImplementedError, TypeError):
             pass  # a tensor that holds no data of its own: type, dtype and shape are the record
@@ -110,6 +124,11 @@ class TorchValues:
         return None
 
     def _subclass(self, tensor: Tensor) -> TensorValue:
+        # Its own __torch_function__ must not hear of us.
+        with DisableTorchFunction():
+            return self._described_subclass(tensor)
+
+    def _described_subclass(self, tensor: Tensor) -> TensorValue:
         kind = type(tensor)
         name = f"{kind.__module__}.{kind.__qualname__}"
         local = getattr(tensor, "_local_tensor", None)
