@@ -15,9 +15,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
 
-from aggregator import cells, columns
+from aggregator import cells, columns, divergence
 from aggregator.columns import TEXT_SUFFIX, Mode
+from aggregator.model import RankComparison, RankFailure
+from aggregator.sources import ResultFile
 from msprobe_launch.errors import UnreadableInput, near_miss
 from msprobe_launch.records.names import ItemName
 
@@ -223,17 +226,37 @@ def partition_table(result: ResultTable) -> pa.Table:
     return pa.table(out)
 
 
-def stack_frames(cell: str) -> tuple[str, ...]:
-    """Frames of an NPU_Stack_Info cell (the text of a Python list), innermost first; () for `N/A` and `None`."""
-    import ast
+def load(file: ResultFile, partition: Path, *, tolerance: float | None = None) -> RankComparison | RankFailure:
+    """Read one compare result, write its partition, and count what is in it.
 
-    if not cell.startswith("["):
-        return ()
+    `tolerance` replaces the one that each item's dtype gives (see divergence.py).
+    """
     try:
-        value = ast.literal_eval(cell)
-    except (ValueError, SyntaxError):
-        return (cell,)
-    return tuple(str(frame) for frame in value)
+        result = read(file.path)
+    except UnreadableInput as error:
+        return RankFailure(file.step, file.rank, file.path, str(error))
+    table = divergence.with_excess(partition_table(result), result.mode, tolerance=tolerance)
+    matched = int(pc.sum(matched_mask(table)).as_py() or 0)
+    if matched == 0:
+        example = table.column(columns.NPU_NAME)[0].as_py()
+        reason = f"none of its {table.num_rows} rows has a bench row (the first is {example}): two different models?"
+        return RankFailure(file.step, file.rank, file.path, reason)
+    partition.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, partition, compression="zstd", compression_level=1)
+    words = pc.value_counts(cells.combined(table.column(columns.RESULT))).to_pylist()
+    return RankComparison(
+        step=file.step,
+        rank=file.rank,
+        mode=result.mode,
+        partition=partition,
+        source=file.path,
+        rows=table.num_rows,
+        matched=matched,
+        results={entry["values"]: entry["counts"] for entry in words},
+        findings=divergence.findings(table),
+        first=divergence.first(table, result.mode, step=file.step, rank=file.rank),
+        notes=result.notes,
+    )
 
 
 def matched_mask(table: pa.Table) -> pa.Array:

@@ -1,0 +1,145 @@
+"""Over all ranks: the first divergence, and the ops that differ most.
+
+The first divergence is the earliest in (step, call order, rank). One case is turned round: where *all* ranks (three or
+more) first differ at the same item, that difference points to the job (device, version, data) and not to a rank. If it
+also did not spread, that is if most of what was compared after it agrees again, while a later item singles out less
+than half of the ranks by a wide margin, then that later item is the culprit and the common one is told beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from aggregator import merge
+from aggregator.columns import Mode
+from aggregator.merge import MergePlan, RankTable
+from aggregator.model import Divergence, RankComparison, rank_order
+
+# A rank stands out where its excess is this many times that of every rank that is not out: far beyond how
+# run-to-run noise of one op differs between ranks, far below any defect that a single rank has alone.
+STANDS_OUT = 10.0
+
+EXCESS = "excess"
+
+
+@dataclass(frozen=True, slots=True)
+class OpCount:
+    """How often and how far an op differs over all ranks and steps. `excess` is in tolerances, inf for NaN or shape."""
+
+    op: str
+    findings: int
+    excess: float
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """`culprit` is the overall first divergence; `common` the one all ranks share, where it was put second."""
+
+    culprit: Divergence | None
+    common: Divergence | None = None
+
+
+def order(divergence: Divergence) -> tuple[int, int, int, int]:
+    """Sort key: step, call order, rank, row; unknown steps and ranks last."""
+    big = 1 << 62
+    step = big if divergence.step is None else divergence.step
+    rank = big if divergence.rank is None else divergence.rank
+    return step, divergence.position, rank, divergence.row
+
+
+def first(
+    compared: Sequence[RankComparison], divergence_at: Callable[[RankComparison, int], Divergence | None]
+) -> First:
+    """The overall first divergence. `divergence_at(comparison, row)` describes a row of a partition."""
+    found = [entry.first for entry in compared if entry.first is not None]
+    if not found:
+        return First(None)
+    earliest = min(found, key=order)
+    same_step = sorted((entry for entry in compared if entry.step == earliest.step), key=rank_order)
+    shared = all(entry.first is not None and entry.first.item == earliest.item for entry in same_step)
+    if not shared or len(same_step) < 3:
+        return First(earliest)
+    mode = same_step[0].mode
+    plan = merge.plan(mode, [RankTable(entry.rank, entry.partition) for entry in same_step])
+    outlier = _outlier(mode, plan, same_step, earliest)
+    if outlier is None:
+        return First(earliest)
+    described = divergence_at(*outlier)
+    return First(earliest) if described is None else First(described, common=earliest)
+
+
+def _outlier(
+    mode: Mode, plan: MergePlan, compared: Sequence[RankComparison], common: Divergence
+) -> tuple[RankComparison, int] | None:
+    """The earliest item after `common` that singles out less than half of the ranks, as (comparison, row)."""
+    # In merged rows, so that ranks with other items line up; ranks and columns are both in numeric order.
+    excess = np.stack([_aligned(rank, rows) for rank, rows in zip(plan.ranks, plan.rows, strict=True)], axis=1)
+    out = excess > 1
+    count = out.sum(axis=1)
+    with np.errstate(invalid="ignore"):
+        rest = np.where(out | np.isnan(excess), 0.0, excess).max(axis=1)
+        least = np.where(out, excess, np.inf).min(axis=1)
+    few = (count > 0) & (2 * count < len(plan.ranks)) & (least >= STANDS_OUT * rest)
+    start = _merged_row(plan, common)
+    candidates = np.flatnonzero(few)
+    candidates = candidates[candidates > start]
+    if not len(candidates):
+        return None
+    row = int(candidates[0])
+    rank = int(np.argmax(np.where(out[row], excess[row], -1.0)))
+    between = excess[start + 1 : row, rank]
+    between = between[~np.isnan(between)]
+    if len(between) and np.count_nonzero(between > 1) * 2 >= len(between):
+        return None  # it spread: what follows is its consequence
+    return compared[rank], int(plan.rows[rank][row])
+
+
+def _aligned(rank: RankTable, rows: merge.Rows) -> npt.NDArray[np.float64]:
+    own = merge.numbers(rank.partition, EXCESS)
+    return np.where(rows >= 0, own[np.maximum(rows, 0)], np.nan)
+
+
+def _merged_row(plan: MergePlan, divergence: Divergence) -> int:
+    return int(pc.index(plan.names, divergence.item).as_py())
+
+
+def worst_ops(compared: Sequence[RankComparison], limit: int = 5) -> tuple[OpCount, ...]:
+    """Ops by their largest excess, then by how many items differ. Reads the findings of one rank at a time."""
+    total: pa.Table | None = None
+    for entry in sorted(compared, key=rank_order):
+        if not entry.findings:
+            continue
+        table = pq.read_table(entry.partition, columns=["op", EXCESS], filters=pc.field(EXCESS) > 1)
+        table = table.set_column(0, "op", table.column("op").cast(pa.string()))
+        grouped = table.group_by("op").aggregate([(EXCESS, "max"), (EXCESS, "count")])
+        own = pa.table(
+            {
+                "op": grouped.column("op"),
+                "excess": grouped.column(f"{EXCESS}_max"),
+                "findings": grouped.column(f"{EXCESS}_count"),
+                "rank": pa.repeat(pa.scalar(-1 if entry.rank is None else entry.rank, pa.int64()), grouped.num_rows),
+            }
+        )
+        # Folded (op, rank) by (op, rank) so that many steps of many ranks stay one small table.
+        both = own if total is None else pa.concat_tables([total, own.select(total.column_names)])
+        total = (
+            both.group_by(["op", "rank"])
+            .aggregate([("excess", "max"), ("findings", "sum")])
+            .rename_columns(["op", "rank", "excess", "findings"])
+        )
+    if total is None:
+        return ()
+    by_op = total.group_by("op").aggregate([("excess", "max"), ("findings", "sum"), ("rank", "count_distinct")])
+    ordered = by_op.sort_by([("excess_max", "descending"), ("findings_sum", "descending"), ("op", "ascending")])
+    return tuple(
+        OpCount(row["op"], row["findings_sum"], row["excess_max"], row["rank_count_distinct"])
+        for row in ordered.slice(0, limit).to_pylist()
+    )

@@ -1,0 +1,553 @@
+"""From the folders a person named to a `Report`: find, compare or read each rank, merge each step, analyse.
+
+Work on one (step, rank), and on one merged step, is a function that an Executor runs; results are sorted before
+anything is concluded from them, so that the order in which they arrive does not matter.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from aggregator import alone, compare, divergence, merge, merge_config, pool, results, sources
+from aggregator.alone import RankStatistics
+from aggregator.analyse import opsets, overall, replicas
+from aggregator.columns import Mode
+from aggregator.merge import RankTable
+from aggregator.merge_config import MergeConfig
+from aggregator.model import Divergence, RankComparison, RankFailure, rank_order
+from aggregator.report.base import MissingRank, RankNote, Report, Task
+from aggregator.report.table import Format, write_merged
+from aggregator.sources import LeftOut, ResultSet, Run
+from msprobe_launch.errors import NothingUsable, RunDirectoryError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a person asked for. Empty `steps` and `ranks` mean all; `time` is the name of the output folder."""
+
+    inputs: tuple[Path, ...]
+    time: str
+    bench: tuple[Path, ...] = ()
+    output: Path | None = None
+    config: MergeConfig = field(default_factory=MergeConfig)
+    tolerance: float | None = None
+    attempt: int | None = None
+    steps: frozenset[int] = frozenset()
+    ranks: frozenset[int] = frozenset()
+    formats: frozenset[Format] = frozenset(Format)
+    allow_missing: bool = False
+
+
+Executors = Callable[[int, int], Executor]
+"""(number of jobs, bytes that the largest adds to a bare worker) -> an executor for them, used in a `with`."""
+
+
+def aggregate(request: Request, executors: Executors) -> Report:
+    """Do all of it. Raises ProbeError where the request cannot be met at all."""
+    found = sources.find(request.inputs, attempt=request.attempt)
+    if isinstance(found, ResultSet):
+        if request.bench:
+            raise UsageError(
+                f"{found.roots[0]} holds compare results, which have their bench in them", hint="Leave out --bench."
+            )
+        found = _selected_results(request, found)
+        with executors(len(found.files), _largest(found.files)) as executor:
+            return _from_results(request, found, executor)
+    run = _selected_dumps(request, found)
+    bench = request.bench or _bench_of(run)
+    bench_run = sources.find_run(bench) if bench else None
+    with executors(len(run.dumps), _largest(run.dumps)) as executor:
+        if bench_run is None:
+            return _from_run(request, run, executor)
+        return _from_pairs(request, run, bench_run, bench, executor)
+
+
+def _largest(inputs: Sequence[sources.ResultFile] | Sequence[sources.RankDump]) -> int:
+    """Bytes of memory that the largest input needs, roughly."""
+    most = 0
+    for entry in inputs:
+        path = entry.path if isinstance(entry, sources.ResultFile) else entry.folder.dump
+        # Measured peaks: 10 times a pair's dump.json or a csv, 40 times a workbook, which is compressed.
+        factor = 40 if path.suffix == ".xlsx" else 10
+        try:
+            most = max(most, path.stat().st_size * factor)
+        except OSError:
+            continue
+    return most
+
+
+# -- the three tasks
+
+
+def _from_results(request: Request, found: ResultSet, executor: Executor) -> Report:
+    output = _make_output(request, found.roots[0])
+    jobs = [
+        partial(results.load, file, _partition(output, file.step, file.rank), tolerance=request.tolerance)
+        for file in found.files
+    ]
+    compared, failures = _sorted(pool.run(executor, jobs), RankComparison)
+    seen = {(file.step, file.rank) for file in found.files}
+    missing = _gaps(found.steps, seen, request.ranks, None)
+    return _compared_report(
+        request,
+        Task.RESULTS,
+        output,
+        compared,
+        failures,
+        executor,
+        missing=missing,
+        left_out=found.left_out,
+        expected=_count(rank for _, rank in seen) + len({entry.rank for entry in missing}),
+    )
+
+
+def _from_pairs(request: Request, run: Run, bench: Run, bench_paths: tuple[Path, ...], executor: Executor) -> Report:
+    output = _make_output(request, run.roots[0])
+    pairs, unpaired, notes = sources.pair(run, bench)
+    # csv is what the field's compare writes by default; xlsx costs tenfold, so only where no csv is wanted.
+    kind = "xlsx" if Format.XLSX in request.formats and Format.CSV not in request.formats else "csv"
+    jobs = [
+        partial(
+            compare.compare_rank,
+            pair.target,
+            pair.bench,
+            step=pair.step,
+            rank=pair.rank,
+            partition=_partition(output, pair.step, pair.rank),
+            results=_step_folder(output, pair.step),
+            time=request.time,
+            formats=(kind,),
+            tolerance=request.tolerance,
+        )
+        for pair in pairs
+    ]
+    compared, failures = _sorted([*pool.run(executor, jobs), *unpaired], RankComparison)
+    return _compared_report(
+        request,
+        Task.COMPARED,
+        output,
+        compared,
+        failures,
+        executor,
+        missing=_missing(request, run),
+        expected=_expected(run),
+        bench=bench_paths,
+        notes=run.notes + notes,
+        rank_notes=_roster_notes(run),
+    )
+
+
+def _from_run(request: Request, run: Run, executor: Executor) -> Report:
+    output = _make_output(request, run.roots[0])
+    jobs = [partial(alone.describe, dump, _partition(output, dump.step, dump.rank)) for dump in run.dumps]
+    described, failures = _sorted(pool.run(executor, jobs), RankStatistics)
+    notes = list(run.notes)
+    files: list[Path] = []
+    differing: list[opsets.OpDifference] = []
+    parameters: list[replicas.ParameterDifference] = []
+    for step, group in _by_step(described):
+        differing += opsets.differences(step, [(entry.rank, entry.partition) for entry in group])
+    chosen = [(step, group, _alone_metrics(request.config, group)) for step, group in _by_step(described)]
+    merging = [
+        partial(_merge_step, Mode.STATISTICS, _tables(group), metrics, request.config, _step_folder(output, step),
+                request.time, request.formats)
+        for step, group, metrics in chosen
+        if metrics
+    ]  # fmt: skip
+    for merged in _merged(executor, merging):
+        files += merged.files
+        notes += merged.notes
+    for step, group, metrics in chosen:
+        if "NPU max" in metrics and len(group) > 1:
+            found = replicas.differences(step, merge.plan(Mode.STATISTICS, _tables(group)))
+            parameters += [found] if found is not None else []
+    firsts = [entry.first for entry in described if entry.first is not None]
+    big = 1 << 62
+    return Report(
+        task=Task.ALONE,
+        inputs=request.inputs,
+        bench=(),
+        output=output,
+        time=request.time,
+        mode=Mode.STATISTICS,
+        alone=described,
+        failures=failures,
+        missing=_missing(request, run),
+        expected=_expected(run),
+        allow_missing=request.allow_missing,
+        first_nonfinite=min(
+            firsts,
+            key=lambda f: (big if f.step is None else f.step, f.position, big if f.rank is None else f.rank),
+            default=None,
+        ),
+        op_differences=tuple(differing),
+        parameter_differences=tuple(parameters),
+        rank_notes=_roster_notes(run) + _reader_notes(described),
+        notes=tuple(dict.fromkeys(notes)),
+        files=tuple(files),
+    )
+
+
+def _compared_report(
+    request: Request,
+    task: Task,
+    output: Path,
+    compared: tuple[RankComparison, ...],
+    failures: tuple[RankFailure, ...],
+    executor: Executor,
+    *,
+    missing: tuple[MissingRank, ...],
+    expected: int | None,
+    bench: tuple[Path, ...] = (),
+    left_out: tuple[LeftOut, ...] = (),
+    notes: tuple[str, ...] = (),
+    rank_notes: tuple[RankNote, ...] = (),
+) -> Report:
+    """Merge every step of what was compared, and conclude."""
+    mode, compared, odd = _of_one_mode(compared)
+    merging = [
+        partial(_merge_step, mode, _tables(group), metrics, request.config, _step_folder(output, step),
+                request.time, formats)
+        for step, group in _by_step(compared)
+        for metrics in (merge_config.chosen(request.config, mode),)
+        # The workbook takes as long as all other files together: two processes share a step.
+        for formats in (request.formats & {Format.XLSX}, request.formats - {Format.XLSX})
+        if formats
+    ]  # fmt: skip
+    merged = _merged(executor, merging)
+    found = overall.first(compared, divergence_at)
+    own_files = [path for step, _ in _by_step(compared) for path in _result_files(output, step, task)]
+    return Report(
+        task=task,
+        inputs=request.inputs,
+        bench=bench,
+        output=output,
+        time=request.time,
+        mode=mode,
+        tolerance=request.tolerance,
+        compared=compared,
+        failures=tuple(sorted([*failures, *odd], key=rank_order)),
+        missing=missing,
+        left_out=left_out,
+        expected=expected,
+        allow_missing=request.allow_missing,
+        first=found.culprit,
+        common=found.common,
+        worst_ops=overall.worst_ops(compared),
+        op_differences=tuple(
+            entry
+            for step, group in _by_step(compared)
+            for entry in opsets.differences(step, [(one.rank, one.partition) for one in group])
+        ),
+        rank_notes=rank_notes + _reader_notes(compared),
+        notes=tuple(dict.fromkeys([*notes, *(note for entry in merged for note in entry.notes)])),
+        files=tuple(own_files) + tuple(path for entry in merged for path in entry.files),
+    )
+
+
+# -- jobs
+
+
+@dataclass(frozen=True, slots=True)
+class MergedFiles:
+    """What one merge job wrote and noticed."""
+
+    files: tuple[Path, ...]
+    notes: tuple[str, ...]
+
+
+def _merge_step(
+    mode: Mode,
+    tables: tuple[RankTable, ...],
+    metrics: tuple[str, ...],
+    config: MergeConfig,
+    folder: Path,
+    time: str,
+    formats: frozenset[Format],
+) -> MergedFiles:
+    """Merge one step into some of the formats. Raises RunDirectoryError where the disk refuses."""
+    plan = merge.plan(mode, tables, config)
+    try:
+        return MergedFiles(write_merged(plan, metrics, folder, time, formats), plan.notes)
+    except OSError as error:
+        raise _cannot_write(error, folder) from error
+
+
+def _merged(executor: Executor, jobs: Sequence[Callable[[], MergedFiles]]) -> list[MergedFiles]:
+    """Run merge jobs; they belong to no rank, so pool.run raises where one fails and gives no RankFailure."""
+    return [entry for entry in pool.run(executor, jobs) if isinstance(entry, MergedFiles)]
+
+
+def divergence_at(comparison: RankComparison, row: int) -> Divergence | None:
+    """The divergence of one row of a partition, as divergence.first would tell it if no row before it differed."""
+    table = pq.read_table(comparison.partition)
+    kept = table.column(divergence.EXCESS).slice(row).combine_chunks()
+    before = pa.nulls(row, pa.float64())
+    column = pa.chunked_array([before, kept] if not isinstance(kept, pa.ChunkedArray) else [before, *kept.chunks])
+    table = table.set_column(table.column_names.index(divergence.EXCESS), divergence.EXCESS, column)
+    return divergence.first(table, comparison.mode, step=comparison.step, rank=comparison.rank)
+
+
+# -- where things go
+
+
+def _make_output(request: Request, root: Path) -> Path:
+    """The output folder, made. Raises RunDirectoryError with the next command where it cannot be written."""
+    base = root if root.is_dir() else root.parent
+    output = request.output or _fresh(base / "aggregate" / request.time)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        probe = output / f".write-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        given = " ".join(str(path) for path in request.inputs)
+        raise RunDirectoryError(
+            f"{output} cannot be written: {error.strerror}",
+            hint=f"Write elsewhere: msprobe-aggregate {given} -o FOLDER",
+        ) from error
+    return output
+
+
+def _fresh(folder: Path) -> Path:
+    """The folder, with a number behind it where an aggregation of the same second has it already."""
+    number, found = 2, folder
+    while found.exists():
+        found = folder.with_name(f"{folder.name}-{number}")
+        number += 1
+    return found
+
+
+def _cannot_write(error: OSError, folder: Path) -> RunDirectoryError:
+    return RunDirectoryError(
+        f"{error.filename or folder} cannot be written: {error.strerror or error}",
+        hint="Write elsewhere with -o FOLDER.",
+    )
+
+
+def _step_folder(output: Path, step: int | None) -> Path:
+    return output if step is None else output / f"step{step}"
+
+
+def _partition(output: Path, step: int | None, rank: int | None) -> Path:
+    name = "rank.parquet" if rank is None else f"rank{rank}.parquet"
+    return _step_folder(output / "partitions", step) / name
+
+
+def _result_files(output: Path, step: int | None, task: Task) -> list[Path]:
+    if task is not Task.COMPARED:
+        return []
+    return sorted(_step_folder(output, step).glob("compare_result*"), key=lambda path: (len(path.name), path.name))
+
+
+# -- selecting
+
+
+def _bench_of(run: Run) -> tuple[Path, ...]:
+    """The bench that the manifest remembers, () for none. Raises RunDirectoryError where it is gone."""
+    if run.manifest is None or not run.manifest.bench:
+        return ()
+    remembered = Path(run.manifest.bench)
+    for candidate in (remembered, run.roots[0].parent / remembered):
+        if candidate.exists():
+            return (candidate,)
+    raise RunDirectoryError(
+        f"the bench that {run.roots[0]} was recorded against is not there: {remembered}",
+        hint=f"Name it: msprobe-aggregate {run.roots[0]} --bench RUN_DIR",
+    )
+
+
+def _selected_dumps(request: Request, run: Run) -> Run:
+    import dataclasses
+
+    steps = {dump.step for dump in run.dumps if dump.step is not None}
+    _check_asked("steps", request.steps, steps)
+    _check_asked("ranks", request.ranks, {d.rank for d in run.dumps} | {mark.rank for mark in run.marks})
+    dumps = tuple(
+        dump
+        for dump in run.dumps
+        if (not request.steps or dump.step in request.steps) and (not request.ranks or dump.rank in request.ranks)
+    )
+    if not dumps:
+        raise NothingUsable("no step and rank of the run is left after --steps and --ranks")
+    return dataclasses.replace(run, dumps=dumps)
+
+
+def _selected_results(request: Request, found: ResultSet) -> ResultSet:
+    import dataclasses
+
+    _check_asked("steps", request.steps, {file.step for file in found.files})
+    _check_asked("ranks", request.ranks, {file.rank for file in found.files})
+    files = tuple(
+        file
+        for file in found.files
+        if (not request.steps or file.step in request.steps) and (not request.ranks or file.rank in request.ranks)
+    )
+    if not files:
+        raise NothingUsable("no compare result is left after --steps and --ranks")
+    return dataclasses.replace(found, files=files)
+
+
+def _check_asked(what: str, asked: frozenset[int], there: Iterable[int | None]) -> None:
+    known = {number for number in there if number is not None}
+    absent = asked - known
+    if absent and not asked & known:
+        raise UsageError(
+            f"--{what}: {sources.number_ranges(absent)} are not there",
+            hint=f"There are: {sources.number_ranges(known)}",
+        )
+
+
+def _of_one_mode(
+    compared: Sequence[RankComparison],
+) -> tuple[Mode, tuple[RankComparison, ...], tuple[RankFailure, ...]]:
+    """The mode that most comparisons have; those of another one become failures, since no table can hold both."""
+    if not compared:
+        return Mode.STATISTICS, (), ()
+    counts = Counter(entry.mode for entry in compared)
+    mode = max(Mode, key=lambda m: counts[m])
+    odd = tuple(
+        RankFailure(e.step, e.rank, e.source, f"is in {e.mode.value} mode, the other ranks in {mode.value} mode")
+        for e in compared
+        if e.mode is not mode
+    )
+    return mode, tuple(entry for entry in compared if entry.mode is mode), odd
+
+
+def _alone_metrics(config: MergeConfig, group: Sequence[RankStatistics]) -> tuple[str, ...]:
+    """The columns that all ranks of a step have, or those of them that the configuration names."""
+    have = [name for name in group[0].metrics if all(name in entry.metrics for entry in group)]
+    if not config.compare_index:
+        return tuple(have)
+    return tuple(name for name in config.compare_index if name in have) or tuple(have)
+
+
+def _tables(group: Sequence[RankComparison | RankStatistics]) -> tuple[RankTable, ...]:
+    return tuple(RankTable(entry.rank, entry.partition) for entry in group)
+
+
+# -- sorting
+
+
+def _sorted(arrived: Iterable[Any], kind: type[Any]) -> tuple[tuple[Any, ...], tuple[RankFailure, ...]]:
+    """Usable ones and failures, each by step and rank."""
+    every = list(arrived)
+    usable = sorted((entry for entry in every if isinstance(entry, kind)), key=_key)
+    failures = sorted((entry for entry in every if isinstance(entry, RankFailure)), key=rank_order)
+    return tuple(usable), tuple(failures)
+
+
+def _key(entry: Any) -> tuple[int, int]:
+    key: Callable[[Any], tuple[int, int]] = rank_order
+    return key(entry)
+
+
+def _by_step(entries: Sequence[Any]) -> list[tuple[int | None, tuple[Any, ...]]]:
+    steps = dict.fromkeys(entry.step for entry in entries)
+    return [(step, tuple(entry for entry in entries if entry.step == step)) for step in steps]
+
+
+# -- who is missing, and what the roster says
+
+
+def _gaps(
+    steps: Iterable[int | None],
+    seen: set[tuple[int | None, int | None]],
+    asked: frozenset[int],
+    expected: int | None,
+    reasons: dict[int, str] | None = None,
+) -> tuple[MissingRank, ...]:
+    """Ranks of 0..max (or of the world, or those asked for) that left nothing in a step."""
+    ranks = {rank for _, rank in seen if rank is not None}
+    if not ranks and expected is None:
+        return ()
+    world = asked or range(max([*ranks, (expected or 0) - 1]) + 1)
+    return tuple(
+        MissingRank(step, rank, (reasons or {}).get(rank, ""))
+        for step in steps
+        for rank in sorted(world)
+        if (step, rank) not in seen
+    )
+
+
+def _missing(request: Request, run: Run) -> tuple[MissingRank, ...]:
+    if all(dump.rank is None for dump in run.dumps):
+        return ()
+    seen = {(dump.step, dump.rank) for dump in run.dumps}
+    # Ranks that were told not to record, and steps folders that were named one by one, are not missing.
+    silent = {mark.rank for mark in run.marks if mark.attached and not mark.recording}
+    reasons = {mark.rank: _why(mark) for mark in run.marks}
+    world = run.world_size
+    if world is not None:
+        known = {mark.rank for mark in run.marks}
+        reasons |= {rank: "it left no mark in the roster" for rank in range(world) if rank not in known and known}
+    if _one_rank_named(run):
+        return ()
+    gaps = _gaps(run.steps, seen, request.ranks, world, reasons)
+    return tuple(entry for entry in gaps if entry.rank not in silent)
+
+
+def _one_rank_named(run: Run) -> bool:
+    """True where a rank folder or a dump.json was named, so that nobody asked for the others."""
+    return len(run.dumps) == 1 and run.roots == (run.dumps[0].folder.path,)
+
+
+def _why(mark: Any) -> str:
+    if not mark.attached:
+        return mark.note or mark.ended or "the probe never reached it"
+    parts = [text for text in (mark.ended, mark.exception) if text]
+    return "; ".join(parts) or mark.note
+
+
+def _expected(run: Run) -> int | None:
+    silent = sum(mark.attached and not mark.recording for mark in run.marks)
+    if _one_rank_named(run) or all(dump.rank is None for dump in run.dumps):
+        return None
+    size = run.world_size
+    if size is None:
+        size = max(dump.rank for dump in run.dumps if dump.rank is not None) + 1
+    return size - silent
+
+
+def _count(values: Iterable[Any]) -> int:
+    return len(set(values))
+
+
+def _roster_notes(run: Run) -> tuple[RankNote, ...]:
+    notes: list[RankNote] = []
+    for mark in run.marks:
+        if mark.exception:
+            notes.append(RankNote(mark.rank, f"raised {mark.exception}"))
+        elif mark.exit_code not in (None, 0):
+            notes.append(RankNote(mark.rank, mark.ended or f"ended with code {mark.exit_code}"))
+        if mark.lost:
+            reasons = ", ".join(f"{count} ({reason})" for reason, count in sorted(mark.lost.items()))
+            notes.append(RankNote(mark.rank, f"calls lost: {reasons}"))
+        if mark.unseen:
+            reasons = ", ".join(f"{count} ({reason})" for reason, count in sorted(mark.unseen.items()))
+            notes.append(RankNote(mark.rank, f"not observed: {reasons}"))
+        if mark.attached and mark.note:
+            notes.append(RankNote(mark.rank, mark.note))
+    return tuple(notes)
+
+
+def _reader_notes(entries: Sequence[RankComparison | RankStatistics]) -> tuple[RankNote, ...]:
+    """Notes of the readers, each once per rank, its steps named."""
+    steps: dict[tuple[int | None, str], list[int | None]] = {}
+    for entry in entries:
+        for note in entry.notes:
+            steps.setdefault((entry.rank, note), []).append(entry.step)
+    return tuple(
+        RankNote(rank, note if where == [None] else f"step {sources.number_ranges(where)}: {note}")
+        for (rank, note), where in steps.items()
+    )

@@ -1,0 +1,464 @@
+"""The report for a person, as text: one page, readable at 60 columns, in a pipe, in ASCII and without colour.
+
+All words of ours are ASCII. Names of items and paths stand whole on a line of their own, and where a line is too
+narrow they are broken behind a dot, a slash or a blank, never inside a part.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from aggregator.alone import NonFinite
+from aggregator.columns import Mode
+from aggregator.model import Divergence, RankComparison
+from aggregator.report.base import EXIT_MEANINGS, Exit, Report, Task
+from aggregator.sources import number_ranges
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# A pipe has no width; logs are read in windows of about this many columns.
+PIPE_WIDTH = 100
+MIN_WIDTH = 30
+
+# Lists are cut here, with the number of what was left out; summary.json holds all of them.
+MOST_ENTRIES = 20
+WORST = 5
+
+_BREAK_BEHIND = re.compile(r"(?<=[./ ,_-])")
+_FRAME = re.compile(r"^File (?P<path>.*?), line (?P<line>\d+), in (?P<function>.*?), \n ?(?P<source>.*)$", re.DOTALL)
+# Where a frame of an installed package, of the standard library or of the frozen importer lies.
+_NOT_THE_USERS = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3|^<")
+
+
+@dataclass(frozen=True, slots=True)
+class Surface:
+    """What the text is printed on."""
+
+    width: int
+    ascii_only: bool
+
+    @classmethod
+    def of(cls, stream: TextIO) -> Surface:
+        """The width of the terminal (or of COLUMNS), and whether only ASCII can be shown."""
+        is_terminal = stream.isatty()
+        fallback = 80 if is_terminal else PIPE_WIDTH
+        width = shutil.get_terminal_size((fallback, 24)).columns if is_terminal else _columns(fallback)
+        encoding = (getattr(stream, "encoding", None) or "ascii").lower().replace("-", "")
+        return cls(max(MIN_WIDTH, width), encoding not in ("utf8", "utf8sig"))
+
+
+def _columns(fallback: int) -> int:
+    import os
+
+    try:
+        return int(os.environ["COLUMNS"])
+    except (KeyError, ValueError):
+        return fallback
+
+
+def show(report: Report, stream: TextIO) -> None:
+    """Print the report to `stream`, with colours where it is a terminal that wants them (NO_COLOR is heeded)."""
+    from rich.console import Console
+    from rich.text import Text
+
+    surface = Surface.of(stream)
+    console: Console = Console(
+        file=stream, width=surface.width, highlight=False, markup=False, emoji=False, soft_wrap=True
+    )
+    for line in render(report, surface):
+        text = line.text.encode("ascii", "backslashreplace").decode() if surface.ascii_only else line.text
+        console.print(Text(text, style=line.style))
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the report. The style repeats what the words say."""
+
+    text: str
+    style: str = ""
+
+
+def render(report: Report, surface: Surface) -> list[Line]:
+    """The report's lines, none wider than the surface."""
+    page = _Page(surface.width)
+    _head(page, report)
+    if report.task is Task.ALONE:
+        _nonfinite(page, report)
+    else:
+        _first(page, report)
+        _counts(page, report)
+    _worst(page, report)
+    _differences(page, report)
+    _unusable(page, report)
+    _notes(page, report)
+    _files(page, report)
+    _next(page, report)
+    _exit(page, report)
+    return page.lines
+
+
+class _Page:
+    """Gathers lines and wraps them."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.lines: list[Line] = []
+
+    def heading(self, text: str, style: str = "bold") -> None:
+        if self.lines:
+            self.lines.append(Line(""))
+        self.text(text, indent=0, style=style)
+
+    def text(self, text: str, indent: int = 2, style: str = "", hang: int = 2) -> None:
+        """A sentence, wrapped at blanks; longer words at dots and slashes."""
+        for paragraph in text.splitlines() or [""]:
+            first = True
+            for piece in _wrapped(paragraph, self.width - indent - hang, self.width - indent):
+                self.lines.append(Line(" " * (indent if first else indent + hang) + piece, style))
+                first = False
+
+    def name(self, name: str, indent: int = 2, style: str = "") -> None:
+        """A name or path on its own line."""
+        self.text(name, indent, style)
+
+    def pair(self, label: str, value: str, indent: int = 2, style: str = "") -> None:
+        self.text(f"{label:<8} {value}", indent, style, hang=9 if self.width >= 50 else 2)
+
+
+def _wrapped(text: str, width: int, first_width: int) -> Iterable[str]:
+    """`text` in pieces no longer than `width` (the first: `first_width`), nothing lost but blanks at the breaks."""
+    if len(text) <= first_width:
+        return [text]
+    pieces: list[str] = []
+    lines = textwrap.wrap(
+        text, width, break_long_words=False, break_on_hyphens=False, drop_whitespace=True, initial_indent=""
+    )
+    for line in lines:
+        while len(line) > width:
+            breaks = [match.start() for match in _BREAK_BEHIND.finditer(line) if 0 < match.start() <= width]
+            at = breaks[-1] if breaks else width
+            pieces.append(line[:at].rstrip())
+            line = line[at:]
+        pieces.append(line)
+    return pieces
+
+
+# -- sections
+
+
+def _head(page: _Page, report: Report) -> None:
+    titles = {
+        Task.COMPARED: "msprobe-aggregate: a run compared with its bench",
+        Task.RESULTS: "msprobe-aggregate: compare results merged",
+        Task.ALONE: "msprobe-aggregate: a run without a bench",
+    }
+    page.heading(titles[report.task])
+    for path in report.inputs:
+        page.pair("input", str(path))
+    for path in report.bench:
+        page.pair("bench", str(path))
+    if not report.usable:
+        page.pair("used", "nothing: no rank could be used", style="bold red")
+        return
+    heights = sorted({entry.rows for entry in report.usable})
+    items = f"{heights[0]:,}" if len(heights) == 1 else f"{heights[0]:,} to {heights[-1]:,}"
+    ranks = len(report.ranks)
+    of = f" of {report.expected}" if report.expected is not None else ""
+    steps = report.steps
+    page.pair(
+        "used",
+        f"{ranks}{of} {_plural(report.expected or ranks, 'rank')} x {len(steps)} {_plural(len(steps), 'step')} "
+        f"x {items} items = {report.rows:,} rows",
+    )
+    if steps != (None,):
+        page.pair("steps", number_ranges(steps))
+    if report.ranks != (None,):
+        page.pair("ranks", number_ranges(report.ranks))
+    if report.task is not Task.ALONE:
+        unmatched = report.rows - report.matched
+        page.pair("mode", report.mode.value + (f"; {unmatched:,} rows have no bench row" if unmatched else ""))
+        lone = sum(len(entry.bench_only) for entry in report.compared)
+        if lone:
+            example = next(op for entry in report.compared for op in entry.bench_only)
+            page.pair("", f"{lone:,} ops are only in the bench, such as {example}")
+
+
+def _first(page: _Page, report: Report) -> None:
+    if report.first is None:
+        if report.usable:
+            page.heading("No divergence", "bold green")
+            page.text("Nothing differs by more than rounding of its dtype explains.")
+        return
+    page.heading(f"FIRST DIVERGENCE: {_where(report.first.rank, report.first.step)}", "bold red")
+    _divergence(page, report.first)
+    if report.common is not None:
+        page.text("Earlier, but on all ranks alike, and what follows it agrees again:", style="bold")
+        _divergence(page, report.common, brief=True)
+
+
+def _divergence(page: _Page, found: Divergence, *, brief: bool = False) -> None:
+    page.name(found.item, style="bold" if not brief else "")
+    if found.bench_item not in ("", found.item, "N/A"):
+        page.pair("bench's", found.bench_item)
+    if found.parent:
+        page.pair("inside", found.parent)
+    page.pair("differs", found.reason)
+    if brief:
+        return
+    if found.npu_max or found.bench_max:  # neither in md5 mode; the reason then holds both checksums
+        page.pair("target", f"max {found.npu_max or 'N/A'}  norm {found.npu_norm or 'N/A'}")
+        page.pair("bench", f"max {found.bench_max or 'N/A'}  norm {found.bench_norm or 'N/A'}")
+    page.pair("call", f"number {found.position + 1} of its step")
+    _stack(page, found.stack)
+
+
+def _stack(page: _Page, frames: Sequence[str]) -> None:
+    frame = user_frame(frames)
+    if frame is None:
+        return
+    match = _FRAME.match(frame)
+    if match is None:
+        page.pair("at", frame)
+        return
+    page.pair("at", f"{match['path']}:{match['line']} in {match['function']}")
+    if match["source"].strip() not in ("", "None"):
+        page.pair("", match["source"].strip())
+
+
+def user_frame(frames: Sequence[str]) -> str | None:
+    """The innermost frame that lies in no installed package; the innermost of all where there is none."""
+    for frame in frames:
+        path = frame.removeprefix("File ").split(", line ")[0]
+        if not _NOT_THE_USERS.search(path):
+            return frame
+    return frames[0] if frames else None
+
+
+def _counts(page: _Page, report: Report) -> None:
+    if not report.usable:
+        return
+    page.heading("Counts")
+    words = report.results
+    named = [f"{word} {words.pop(word, 0):,}" for word in ("pass", "warning", "error")]
+    # Files of 1.2 and 8.1 say `Warning`, and nothing where nothing was wrong.
+    named += [f"{word or 'no word'} {count:,}" for word, count in sorted(words.items()) if count]
+    page.pair("msprobe", ", ".join(named))
+    rule = " by more than rounding explains" if report.tolerance is None else f" by more than {report.tolerance:g}"
+    if report.mode is Mode.MD5:
+        rule = ""
+    page.pair("ours", f"{report.findings:,} of {report.rows:,} rows differ{rule}")
+
+
+def _nonfinite(page: _Page, report: Report) -> None:
+    if not report.usable:
+        return
+    found = report.first_nonfinite
+    if not any(entry.metrics for entry in report.alone):
+        page.heading("Names only")
+        page.text("The run recorded no values (task structure), so nothing is said about NaN and infinity.")
+    elif found is None:
+        page.heading("No NaN, no infinity", "bold green")
+    else:
+        page.heading(f"FIRST NON-FINITE VALUE: {_where(found.rank, found.step)}", "bold red")
+        _first_nonfinite(page, found)
+        page.pair("in all", f"{report.findings:,} of {report.rows:,} items are not finite")
+    asked = sum(entry.asked_for for entry in report.alone)
+    if asked:
+        page.text(f"{asked:,} items hold infinities that the script itself passed in (masks); not counted.")
+
+
+def _first_nonfinite(page: _Page, found: NonFinite) -> None:
+    page.name(found.item, style="bold")
+    if found.parent:
+        page.pair("inside", found.parent)
+    page.pair("is", f"{found.kind} (max {found.npu_max}, min {found.npu_min})")
+    page.pair(
+        "made", "here: all inputs of this call are finite" if found.made_here else "before: it came in from outside"
+    )
+    page.pair("call", f"number {found.position + 1} of its step")
+    _stack(page, found.stack)
+
+
+def _worst(page: _Page, report: Report) -> None:
+    bad = [entry for entry in report.usable if entry.findings]
+    if len(bad) > 1:
+        page.heading("Worst ranks")
+        ordered = sorted(bad, key=lambda e: (-e.findings, e.step or 0, e.rank is None, e.rank or 0))
+        for entry in ordered[:WORST]:
+            what = "finding" if isinstance(entry, RankComparison) else "non-finite item"
+            # Where a difference that all ranks share was put second, the rank's own is what counts.
+            top = (
+                report.first
+                if report.first and (report.first.step, report.first.rank) == (entry.step, entry.rank)
+                else entry.first
+            )
+            page.text(
+                f"{_where(entry.rank, entry.step)}: {entry.findings:,} {_plural(entry.findings, what)}; the first is"
+            )
+            page.name(top.item if top else "", indent=4)
+        if len(ordered) > WORST:
+            page.text(f"... and {len(ordered) - WORST} more (summary.json)")
+    if report.worst_ops:
+        page.heading("Worst ops")
+        for op in report.worst_ops:
+            who = f"{op.ranks} {_plural(op.ranks, 'rank')}"
+            far = "NaN, shape, dtype or value" if op.excess == float("inf") else f"{op.excess:,.3g} x tolerance"
+            page.name(op.op)
+            page.text(f"{op.findings:,} {_plural(op.findings, 'finding')} on {who}; worst: {far}", indent=4)
+
+
+def _differences(page: _Page, report: Report) -> None:
+    if report.op_differences:
+        page.heading("Ranks whose ops differ from most")
+        for entry in report.op_differences[:MOST_ENTRIES]:
+            page.text(
+                f"{_where_ranks(entry.ranks, entry.step)}: {entry.ops:,} ops, most have {entry.usual:,}; "
+                f"{entry.only_here:,} only here, {entry.lacking:,} lacking, such as"
+            )
+            page.name(entry.example, indent=4)
+        _more(page, len(report.op_differences))
+    if report.parameter_differences:
+        page.heading("Parameters that are not the same on all ranks")
+        page.text("(as they should be in data-parallel training; not with tensor or pipeline parallel parts)")
+        for difference in report.parameter_differences[:MOST_ENTRIES]:
+            page.text(
+                f"{_where_ranks(difference.ranks, difference.step)}: "
+                f"{difference.differing:,} of {difference.compared:,}, the first is"
+            )
+            page.name(difference.item, indent=4)
+        _more(page, len(report.parameter_differences))
+
+
+def _unusable(page: _Page, report: Report) -> None:
+    if report.failures:
+        page.heading(f"NOT USED: {len(report.failures)}", "bold yellow")
+        for failure in report.failures[:MOST_ENTRIES]:
+            page.text(f"{_where(failure.rank, failure.step)}: {failure.reason}")
+            page.name(str(failure.source), indent=4)
+        _more(page, len(report.failures))
+    if report.missing:
+        count = len({entry.rank for entry in report.missing})
+        page.heading(f"MISSING: {count} {_plural(count, 'rank')}", "bold yellow")
+        by_rank: dict[tuple[int, str], list[int | None]] = defaultdict(list)
+        for entry in report.missing:
+            by_rank[(entry.rank, entry.reason)].append(entry.step)
+        for (rank, reason), steps in list(by_rank.items())[:MOST_ENTRIES]:
+            where = "" if steps == [None] else f" in step {number_ranges(steps)}"
+            page.text(f"rank {rank} left nothing{where}" + (f": {reason}" if reason else ""))
+        _more(page, len(by_rank))
+    cut = [entry for entry in report.usable if entry.partial]
+    if cut:
+        page.heading(f"UNFINISHED: {len(cut)}", "bold yellow")
+        for rank_entry in cut[:MOST_ENTRIES]:
+            page.text(
+                f"{_where(rank_entry.rank, rank_entry.step)} is partial: the step was never finished, "
+                f"{rank_entry.rows:,} items were read"
+            )
+        _more(page, len(cut))
+
+
+def _notes(page: _Page, report: Report) -> None:
+    if report.left_out:
+        page.heading(f"Left out: {len(report.left_out)}")
+        for entry in report.left_out[:MOST_ENTRIES]:
+            page.text(f"{entry.path.name}: {entry.reason}")
+        _more(page, len(report.left_out))
+    if report.notes or report.rank_notes:
+        page.heading("Notes")
+        for note in report.notes:
+            page.text(note)
+        by_text: dict[str, list[int | None]] = defaultdict(list)
+        for rank_note in report.rank_notes:
+            by_text[rank_note.text].append(rank_note.rank)
+        for text, ranks in list(by_text.items())[:MOST_ENTRIES]:
+            page.text(f"{_where_ranks(ranks, None)}: {text}")
+        _more(page, len(by_text))
+
+
+def _files(page: _Page, report: Report) -> None:
+    page.heading("Written")
+    page.name(str(report.output))
+    groups: dict[tuple[str, str], list[Path]] = defaultdict(list)
+    for path in report.files:
+        try:
+            folder = path.parent.relative_to(report.output).as_posix()
+        except ValueError:
+            folder = str(path.parent)
+        groups[(folder, path.suffix)].append(path)
+    for (folder, suffix), paths in groups.items():
+        prefix = "" if folder == "." else f"{folder}/"
+        shown = paths[0].name if len(paths) == 1 else f"{paths[0].name} and {len(paths) - 1} more {suffix}"
+        page.text(f"{prefix}{shown}", indent=4)
+    page.text("summary.json", indent=4)
+
+
+def _next(page: _Page, report: Report) -> None:
+    command = next_command(report)
+    if command:
+        page.heading("Next")
+        for line in command:
+            page.text(line)
+
+
+def next_command(report: Report) -> tuple[str, ...]:
+    """What to type next, for what was found."""
+    given = shlex.join(str(path) for path in report.inputs)
+    if not report.usable:
+        return ("Look at the reasons above; nothing was compared.",)
+    if report.task is Task.ALONE:
+        return (
+            "To compare it: record a run you trust with the same msprobe-launch line, then",
+            f"msprobe-aggregate {given} --bench TRUSTED_RUN",
+        )
+    if report.first is not None:
+        tables = [path for path in report.files if path.suffix == ".csv" and path.parent.name == "merged"]
+        if tables:
+            step = "" if report.first.step is None else f"step{report.first.step}/"
+            files = f"{shlex.quote(str(report.output))}/{step}merged/*.csv"
+            return ("That item over all ranks:", f"grep -F {shlex.quote(report.first.item)} {files}")
+    if report.missing and not report.allow_missing:
+        return ("To take the missing ranks as known:", f"msprobe-aggregate {given} --allow-missing")
+    return ()
+
+
+def _exit(page: _Page, report: Report) -> None:
+    code = report.exit
+    style = {Exit.NOTHING_FOUND: "bold green", Exit.PARTIAL: "bold yellow"}.get(code, "bold red")
+    text = f"Exit code {code.value}: {EXIT_MEANINGS[code].split(':')[0].split(' (')[0]}"
+    if code is Exit.PARTIAL:
+        text += f" ({', '.join(report.partial_reasons)}); " + (
+            f"findings as well: {report.findings:,}" if report.findings else "nothing found in the rest"
+        )
+    page.heading(text, style)
+
+
+# -- words
+
+
+def _where(rank: int | None, step: int | None) -> str:
+    parts = ["one process" if rank is None else f"rank {rank}", "" if step is None else f"step {step}"]
+    return ", ".join(part for part in parts if part)
+
+
+def _where_ranks(ranks: Sequence[int | None], step: int | None) -> str:
+    known = [rank for rank in ranks if rank is not None]
+    who = f"{_plural(len(known), 'rank')} {number_ranges(known)}" if known else "one process"
+    return who + ("" if step is None else f", step {step}")
+
+
+def _plural(count: int, word: str) -> str:
+    return word if count == 1 else f"{word}s"
+
+
+def _more(page: _Page, count: int) -> None:
+    if count > MOST_ENTRIES:
+        page.text(f"... and {count - MOST_ENTRIES} more (summary.json)")
