@@ -56,6 +56,7 @@ class StepTracker:
         self._pending: list[Hashable] = []  # since the last outermost forward with gradients
         self._held = False
         self._closer: Hashable | None = None
+        self._cycle: list[Hashable] = []  # who stepped, in order, in the last complete step
 
     @property
     def pending(self) -> bool:
@@ -89,7 +90,7 @@ class StepTracker:
         repeats = key in self._stepped and key not in self._pending
         answer = Boundary.NONE
         if self._held and repeats:
-            self._closer = self._stepped[-1]
+            self._closer, self._cycle = self._stepped[-1], self._stepped
             self._stepped = []
             self._held = False
             answer = Boundary.SPLIT
@@ -141,10 +142,10 @@ class StepTracker:
                 self._closer = stepped[-1]
         held, self._held = self._held, False
         if complete:
-            self._stepped = []
+            self._stepped, self._cycle = [], stepped
             return Boundary.JOIN_CUT if held else Boundary.CUT
         self._stepped = stepped
-        if self._closer is not None:
-            return Boundary.JOIN if held else Boundary.NONE
+        if self._closer is not None and stepped == self._cycle[: len(stepped)]:
+            return Boundary.JOIN if held else Boundary.NONE  # the known cycle is under way
         self._held = True
         return Boundary.JOIN_HOLD if held else Boundary.HOLD

@@ -58,6 +58,8 @@ def play(events: str, *, made: str = "", step_on: StepOn = StepOn.AUTO, evaluati
         ("fAeefAe", "A", ["fA", "fA"]),  # evaluation is left out
         ("efAfA", "A", ["fA", "fA"]),  # a sanity evaluation first
         ("fAAAfA", "A", ["fAAA", "fA"]),
+        ("fAfAfBfBfB", "AB", ["fA", "fA", "fB", "fB", "fB"]),  # a second phase with another optimizer
+        ("fDfGfDfGfDfDfG", "DG", ["fDfG", "fDfG", "fDfD", "fG"]),  # a cycle that changes is cut late once
     ],
 )
 def test_auto(events: str, made: str, expected: list[str]) -> None:
