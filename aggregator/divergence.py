@@ -111,7 +111,7 @@ def excess(
     out = np.full(height, np.nan)
     if height == 0:
         return out
-    matched = ~_texts(table, columns.BENCH_NAME).among(lambda text: text in ("N/A", "", "nan", "None"))
+    matched = _matched(table)
     certain = np.zeros(height, bool)
     if mode is Mode.STRUCTURE:
         pass
@@ -186,6 +186,12 @@ def sentence(found: Divergence) -> str:
 
 
 # -- statistics mode
+
+
+def _matched(table: pa.Table) -> npt.NDArray[np.bool_]:
+    """True for rows that have a bench row."""
+    lacking = pc.is_in(table[columns.BENCH_NAME], value_set=pa.array(["N/A", "", "nan", "None", None], pa.string()))
+    return np.asarray(~lacking.to_numpy())
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +293,9 @@ def _of_statistics(
     norm = np.fmax(*(np.where(np.isfinite(value), value, 0.0) for value in norms))
     with np.errstate(all="ignore"):
         spread = np.where((elements > 0) & (norm > 0.0), norm / np.sqrt(elements), largest)
+        # No mean is larger than the root mean square, but for tables whose statistics do not belong together.
+        for side in (npu, bench):
+            spread = np.fmax(spread, np.where(np.isfinite(side.numbers[2]), np.abs(side.numbers[2]), 0.0))
     floor = _floor(table, largest)
     count = np.sqrt(np.where(elements > 0, elements, 1.0))
     scales = (
@@ -354,14 +363,14 @@ def _elements(shape: str) -> float:
 def _floor(table: pa.Table, largest: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """The least scale that gradients are judged against, 0 for all other rows (see the module's docstring)."""
 
-    ops = _texts(table, "op")
     role = _texts(table, "role")
-    backward = ops.among(lambda op: re.search(r"\.backward(?:\.\d+)?$", op))
+    backward = pc.match_substring_regex(table["op"], r"\.backward(?:\.\d+)?$").to_numpy()
     of_parameters = role.among(lambda text: text == "parameters_grad")
     coming_in = backward & role.among(lambda text: text == "input")
     judged = (backward & role.among(lambda text: text == "output")) | of_parameters
     if not judged.any():
         return np.zeros(len(largest))
+    ops = _texts(table, "op")
     around = np.zeros(len(ops.texts) + 1)
     sources = coming_in | of_parameters
     np.maximum.at(around, ops.codes[sources], largest[sources])

@@ -12,38 +12,22 @@ where that spoils the text (a recorded string that contains `: NaN`), the standa
 from __future__ import annotations
 
 import json
-import zlib
-from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 
+from aggregator.items import ROLES, STATISTICS, Columns, HugeInteger
 from msprobe_launch.errors import UnreadableInput
 from msprobe_launch.records import journal
 from msprobe_launch.records.layout import RankFolder
-from msprobe_launch.records.names import Role
+
+__all__ = ["ROLES", "STATISTICS", "RankDump", "read"]
 
 TASKS = ("statistics", "tensor", "structure")
-
-STATISTICS = ("Max", "Min", "Mean", "Norm")
-
-ROLES = (Role.INPUT, Role.PARAMETERS, Role.OUTPUT, Role.PARAMETERS_GRAD, Role.DEBUG)
-"""Meaning of the `role` column's numbers."""
-
-NOT_APPLICABLE = "N/A"
-
-# The keywords by which collectives name a rank. msprobe shows their values under the bare type name (`int`, not
-# `<class 'int'>`), and its rule for scalars therefore never looks at them.
-RANK_KEYWORDS = frozenset({"src", "dst", "group_src", "group_dst"})
-
-_EXACT_INTEGER = 1 << 53  # larger integers are not all float64 numbers; their digits are kept as text
-
-_NO_CHECKSUM = "00000000"
 
 _NUL = "\0"
 _NON_FINITE = {f"{_NUL}NaN": float("nan"), f"{_NUL}Infinity": float("inf"), f"{_NUL}-Infinity": float("-inf")}
@@ -98,11 +82,8 @@ def read(folder: RankFolder) -> RankDump:
         raw, dropped = _whole_records(path)
         partial = True
         notes.append(f"{path.name}: the step was never finished; {dropped} bytes after its last whole record left out")
-    head, records = _records(path, raw)
+    head, table = _gathered(path, raw)
     del raw
-    table = _Columns()
-    for op, record in records:
-        table.add(op, record)
     parents, stacks, sharing = _context(folder, partial, notes)
     if head["task"] == "structure":
         for op in dict.fromkeys([*parents, *sharing]):
@@ -126,6 +107,22 @@ def read(folder: RankFolder) -> RankDump:
 
 
 # -- bytes -> records
+
+
+def _gathered(path: Path, raw: bytes) -> tuple[dict[str, str], Columns]:
+    try:
+        head, records = _records(path, raw)
+        return head, _columns(records)
+    except HugeInteger:
+        head, records = _records_slowly(path, raw)
+        return head, _columns(records)
+
+
+def _columns(records: Iterable[tuple[str, Any]]) -> Columns:
+    gathered = Columns()
+    for op, record in records:
+        gathered.add(op, record)
+    return gathered
 
 
 def _bytes_of(path: Path) -> bytes:
@@ -176,22 +173,11 @@ def _records(path: Path, raw: bytes) -> tuple[dict[str, str], Iterator[tuple[str
 def _decoded(data: Mapping[str, Any], *, restore: bool) -> Iterator[tuple[str, Any]]:
 
     decode = msgspec.json.Decoder().decode
-    for op, slice_ in data.items():
-        # msgspec turns integers beyond 64 bits into floats; their length gives such a record away cheaply enough,
-        # since only plain `int` values can hold them.
-        text = bytes(slice_)
-        record = json.loads(text) if _may_hold_huge_integer(text) else decode(text)
-        yield op, (_restored(record) if restore and b"\\u0000" in text else record)
-
-
-def _may_hold_huge_integer(text: bytes) -> bool:
-    start = text.find(b'"type": "int"')
-    while start >= 0:
-        end = text.find(b"}", start)
-        if end - start > 40:
-            return True
-        start = text.find(b'"type": "int"', end)
-    return False
+    for op, piece in data.items():
+        if restore and b"\\u0000" in bytes(piece):
+            yield op, _restored(decode(piece))
+        else:
+            yield op, decode(piece)
 
 
 def _restored(value: Any) -> Any:
@@ -296,260 +282,3 @@ def _side_file(path: Path, notes: list[str]) -> dict[str, Any]:
         return found
     notes.append(f"{path.name} holds a {type(found).__name__}, not an object, and was left out")
     return {}
-
-
-# -- records -> columns
-
-
-class _Texts:
-    """A column in which few rows have a text."""
-
-    __slots__ = ("rows", "texts")
-
-    def __init__(self) -> None:
-        self.rows = array("i")
-        self.texts: list[str] = []
-
-    def add(self, row: int, text: str) -> None:
-        self.rows.append(row)
-        self.texts.append(text)
-
-    def column(self, height: int) -> pa.Array:
-
-        found = pa.array(self.texts, pa.string()).dictionary_encode()
-        codes = np.full(height, -1, np.int32)
-        if self.rows:
-            codes[np.frombuffer(self.rows, dtype=np.int32)] = found.indices.to_numpy(zero_copy_only=False)
-        return pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), found.dictionary)
-
-
-def plain_number(value: object) -> bool:
-    """True for int and float, not for bool, which is an int to Python."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-class _Columns:
-    """Gathers items row by row. Python objects that stay: names, and distinct texts."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.ops: list[str] = []
-        self.seen: set[str] = set()
-        self.op = array("i")
-        self.role = array("B")
-        # dtype, shape and grad of a row are one number: few combinations exist, and one look-up is cheaper than three.
-        self.kind = array("i")
-        self.kinds: dict[tuple[str, tuple[Any, ...] | str, str], int] = {}
-        self.numbers = tuple(array("d") for _ in STATISTICS)
-        self.texts = tuple(_Texts() for _ in STATISTICS)
-        self.integers = array("B")
-        self.md5 = _Texts()
-        self.value = _Texts()
-        self.has_checksums = False
-        self.unknown = 0
-
-    # -- one record
-
-    def add(self, op: str, record: Any) -> None:
-        """Add one record's items. The order of the parts is fixed, whatever their order in the file."""
-        if op in self.seen:
-            return  # JSON allows a key twice, and the parsers keep the last; nothing to add here
-        self.seen.add(op)
-        self.ops.append(op)
-        if not isinstance(record, dict):
-            if record is not None and not isinstance(record, list):
-                self.unknown += 1
-                return
-            self._walk(op, record, 4, "")
-            return
-        known = False
-        if "input_args" in record:
-            known = True
-            self._walk(f"{op}.input", record["input_args"], 0, "")
-        elif "input" in record:
-            known = True
-            self._walk(f"{op}.input", record["input"], 0, "")
-        keywords = record.get("input_kwargs")
-        if isinstance(keywords, dict):
-            known = True
-            for keyword, value in keywords.items():
-                self._walk(f"{op}.input.{keyword}", value, 0, keyword)
-        parameters = record.get("parameters")
-        if isinstance(parameters, dict):
-            for name, value in parameters.items():
-                self._walk(f"{op}.parameters.{name}", value, 1, "")
-        if "output" in record:
-            known = True
-            self._walk(f"{op}.output", record["output"], 2, "")
-        if known:
-            return
-        if ".parameters_grad" in op:
-            for name, value in record.items():
-                single = isinstance(value, list) and len(value) == 1
-                self._walk(f"{op}.{name}", value[0] if single else value, 3, "")
-        else:
-            self._walk(op, record, 4, "")
-
-    def add_name(self, op: str) -> None:
-        """Add an op of which only the name is known (task structure)."""
-        self.seen.add(op)
-        self.ops.append(op)
-        self._row(op, 4, NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE)
-        self._same(None)
-
-    def _walk(self, name: str, value: Any, role: int, keyword: str) -> None:
-        if isinstance(value, dict):
-            if "Max" in value and "dtype" in value:
-                self._tensor(name, value, role)
-            elif isinstance(value.get("type"), str):
-                self._plain(name, value, role, keyword)
-            elif isinstance(value.get("class_type"), str):
-                self._peer_op(name, value, role)
-            else:
-                for key, part in value.items():
-                    self._walk(f"{name}.{key}", part, role, "")
-        elif isinstance(value, list):
-            for i, part in enumerate(value):
-                self._walk(f"{name}.{i}", part, role, "")
-        elif value is None:
-            self._row(name, role, NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE)
-            self._same(None)
-        # A bare number or text is no item (objects without a type hold some); msprobe lists none either.
-
-    # -- one item
-
-    def _row(self, name: str, role: int, dtype: str, shape: tuple[Any, ...] | str, grad: str) -> None:
-        self.names.append(name)
-        self.op.append(len(self.ops) - 1)
-        self.role.append(role)
-        self.kind.append(self.kinds.setdefault((dtype, shape, grad), len(self.kinds)))
-
-    def _tensor(self, name: str, item: dict[str, Any], role: int) -> None:
-        grad = item.get("requires_grad")
-        shape = item.get("shape")
-        self._row(
-            name,
-            role,
-            str(item["dtype"]),
-            tuple(shape) if isinstance(shape, list) else str(shape),
-            "True" if grad is True else "False" if grad is False else NOT_APPLICABLE,
-        )
-        integers = 0
-        for i, statistic in enumerate(STATISTICS):
-            number = item.get(statistic)
-            if number.__class__ is float:
-                self.numbers[i].append(number)
-            else:
-                integers |= self._odd(i, number)
-        self.integers.append(integers)
-        if "md5" in item:
-            self.has_checksums = True
-            self.md5.add(len(self.names) - 1, item["md5"] if isinstance(item["md5"], str) else _NO_CHECKSUM)
-
-    def _plain(self, name: str, item: dict[str, Any], role: int, keyword: str) -> None:
-        kind = item["type"]
-        value = item.get("value")
-        shape: tuple[Any, ...] | str = ()
-        shown: Any = value
-        if kind == "slice" and isinstance(value, list):
-            dtype, shape, shown = kind, f"({len(value)},)", None
-            self.value.add(len(self.names), json.dumps(value))
-        elif kind == "torch.Size" and isinstance(value, list):
-            dtype, shape, shown = kind, tuple(value), None
-        elif kind == "torch.ProcessGroup":
-            dtype, shown = kind, item.get("group_ranks")
-        elif kind == "ellipsis" or keyword in RANK_KEYWORDS:
-            dtype = kind
-        else:
-            dtype = str(type(value))
-            beyond = {key: part for key, part in item.items() if key not in ("type", "value")}
-            if beyond or isinstance(value, (list, dict)):
-                self.value.add(len(self.names), json.dumps({**beyond, "value": value}, sort_keys=True))
-        self._row(name, role, dtype, shape, NOT_APPLICABLE)
-        row = len(self.names) - 1
-        if keyword in RANK_KEYWORDS and kind not in ("slice", "torch.Size", "ellipsis"):
-            self.md5.add(row, str(value))
-        elif kind == "torch.ProcessGroup":
-            self.md5.add(row, str(shown))
-        else:
-            self.md5.add(row, f"{zlib.crc32(str(value).encode()):08x}" if "value" in item else _NO_CHECKSUM)
-        self._same(shown)
-
-    def _peer_op(self, name: str, item: dict[str, Any], role: int) -> None:
-        """A P2POp: msprobe shows its tensor in its place and nothing else of it."""
-        beyond = {key: part for key, part in item.items() if key not in ("class_type", "tensor", "group_id")}
-        self.value.add(len(self.names), json.dumps(beyond, sort_keys=True))
-        tensor = item.get("tensor")
-        if isinstance(tensor, dict) and "Max" in tensor:
-            self._tensor(name, tensor, role)
-        else:
-            self._row(name, role, NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE)
-            self._same(None)
-
-    def _same(self, value: Any) -> None:
-        """Fill all four statistics with one value, as msprobe does for what is no tensor."""
-        integers = 0
-        for i in range(len(STATISTICS)):
-            if value.__class__ is float:
-                self.numbers[i].append(value)
-            else:
-                integers |= self._odd(i, value)
-        self.integers.append(integers)
-
-    def _odd(self, i: int, value: Any) -> int:
-        """Add a statistic that is no float; returns the bit for `integers`."""
-        if plain_number(value):
-            self.numbers[i].append(float(value) if abs(value) < 1 << 1023 else float("inf"))
-            if abs(value) > _EXACT_INTEGER:
-                self.texts[i].add(len(self.names) - 1, str(value))
-            return 1 << i
-        self.numbers[i].append(float("nan"))
-        text = str(value)
-        self.texts[i].add(len(self.names) - 1, "Nan" if text in ("nan", "NaN") else text)
-        return 0
-
-    # -- columns
-
-    def items(self) -> pa.Table:
-
-        height = len(self.names)
-
-        def numeric(values: array[Any], dtype: Any) -> Any:
-            return np.frombuffer(values, dtype=dtype) if height else np.empty(0, dtype)
-
-        kinds = numeric(self.kind, np.int32)
-        shapes = [shape if isinstance(shape, str) else str(list(shape)) for _, shape, _ in self.kinds]
-
-        def by_kind(texts: list[str]) -> pa.Array:
-            found = pa.array(texts, pa.string()).dictionary_encode()
-            codes = found.indices.to_numpy(zero_copy_only=False)
-            return pa.DictionaryArray.from_arrays(pa.array(codes[kinds]), found.dictionary)
-
-        columns: dict[str, pa.Array] = {
-            "name": pa.array(self.names, pa.string()),
-            "op": pa.array(numeric(self.op, np.int32)),
-            "role": pa.array(numeric(self.role, np.uint8)),
-            "dtype": by_kind([dtype for dtype, _, _ in self.kinds]),
-            "shape": by_kind(shapes),
-            "grad": by_kind([grad for _, _, grad in self.kinds]),
-        }
-        integers = numeric(self.integers, np.uint8)
-        for i, statistic in enumerate(STATISTICS):
-            texts = self.texts[i].column(height)
-            wordy = texts.is_valid().to_numpy(zero_copy_only=False) & ((integers >> i) & 1 == 0)
-            columns[statistic.lower()] = pa.array(numeric(self.numbers[i], np.float64), mask=wordy)
-            columns[f"{statistic.lower()}:text"] = texts
-        columns["integers"] = pa.array(integers)
-        columns["md5"] = self.md5.column(height).cast(pa.string())
-        columns["value"] = self.value.column(height)
-        return pa.table(columns)
-
-    def op_table(self, parents: dict[str, str | None], sharing: dict[str, int]) -> pa.Table:
-
-        return pa.table(
-            {
-                "name": pa.array(self.ops, pa.string()),
-                "parent": pa.array([parents.get(op) for op in self.ops], pa.string()),
-                "stack": pa.array([sharing.get(op, -1) for op in self.ops], pa.int32()),
-            }
-        )

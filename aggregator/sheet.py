@@ -6,6 +6,7 @@ one by one (70,000 rows, 28 columns: 0.5 s).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,15 +83,14 @@ def _header(mode: Mode, with_stack: bool) -> list[str]:
 
 
 def _csv_bytes(chunk: pa.Table, mode: Mode, with_stack: bool) -> bytes:
-
     if not chunk.num_rows:
         return b""
-    texts = cells(chunk, mode)
-    quoted = [_quoted(texts[name]) for name in _header(mode, with_stack)]
-    quoted[-1] = pc.binary_join_element_wise(quoted[-1], "\n", "")
+    texts = cells(chunk, mode, _quoted)
+    parts = [texts[name] for name in _header(mode, with_stack)]
+    parts[-1] = pc.binary_join_element_wise(parts[-1], "\n", "")
     # Large strings: a chunk with long stacks may pass 2 GB of text.
     joined = pc.binary_join_element_wise(
-        *(part.cast(pa.large_string()) for part in quoted), pa.scalar(",", pa.large_string())
+        *(part.cast(pa.large_string()) for part in parts), pa.scalar(",", pa.large_string())
     )
     length = int(pc.sum(pc.binary_length(joined)).as_py())
     text: bytes = joined.buffers()[2].slice(0, length).to_pybytes()
@@ -99,19 +99,25 @@ def _csv_bytes(chunk: pa.Table, mode: Mode, with_stack: bool) -> bytes:
 
 def _quoted(texts: pa.Array) -> pa.Array:
     """Cells as csv wants them: in quotes where they hold a comma, a quote or a line end."""
-
-    dictionary = texts.dictionary_encode() if not pa.types.is_dictionary(texts.type) else texts
-    words = dictionary.dictionary
+    # Most columns repeat few texts, or are null; names, which do not, are too short for this to cost much.
+    coded = texts.dictionary_encode()
+    words = coded.dictionary
     needs = pc.match_substring_regex(words, r'[,"\r\n]')
     if not pc.any(needs).as_py():
-        return texts.cast(pa.string())
+        return texts
     wrapped = pc.binary_join_element_wise('"', pc.replace_substring(words, '"', '""'), '"', "")
-    return pc.if_else(needs, wrapped, words).take(dictionary.indices)
+    return pc.if_else(needs, wrapped, words).take(coded.indices)
 
 
-def cells(table: pa.Table, mode: Mode) -> dict[str, pa.Array]:
-    """All cells of a partition as the texts that a csv of msprobe shows. Chunks must have been combined."""
+def _plain(texts: pa.Array) -> pa.Array:
+    return texts
 
+
+def cells(table: pa.Table, mode: Mode, spelled: Callable[[pa.Array], pa.Array] = _plain) -> dict[str, pa.Array]:
+    """All cells of a partition as the texts that a csv of msprobe shows. Chunks must have been combined.
+
+    `spelled` is applied to texts; numbers need no quotes.
+    """
     height = table.num_rows
     integers = table[INTEGERS].to_numpy() if INTEGERS in table.column_names else np.zeros(height, np.uint8)
     statistics = NPU_STATISTICS + BENCH_STATISTICS
@@ -119,7 +125,7 @@ def cells(table: pa.Table, mode: Mode) -> dict[str, pa.Array]:
     for name in mode.header:
         if name not in mode.numeric:
             column = _one(table[name]) if name in table.column_names else pa.repeat("", height)
-            out[name] = column.fill_null("")
+            out[name] = spelled(column.fill_null(""))
             continue
         if name in statistics:
             is_integer = (integers >> statistics.index(name)) & 1 == 1
@@ -127,14 +133,17 @@ def cells(table: pa.Table, mode: Mode) -> dict[str, pa.Array]:
             is_integer = _equal_as_written(table, name, integers)
         else:
             is_integer = np.zeros(height, bool)
-        percent = "%" if mode.is_percentage(name) else ""
-        out[name] = _number_cells(table, name, is_integer, percent)
+        numbers = number_texts(_one(table[name]), is_integer)
+        if mode.is_percentage(name):
+            with_sign = pc.binary_join_element_wise(numbers, "%", "")
+            numbers = pc.if_else(pa.array(is_integer), numbers, with_sign)
+        # A text beside a number holds the digits of a large integer.
+        out[name] = pc.coalesce(spelled(_one(table[name + TEXT_SUFFIX])), numbers, "")
     return out
 
 
 def _equal_as_written(table: pa.Table, name: str, integers: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
     """True where a metric is 0 because both cells show the same text: msprobe writes `0` there, else `0.0`."""
-
     i = (DIFFERENCES if name in DIFFERENCES else RELATIVE_ERRORS).index(name)
     numbers = table[name].to_numpy()
     zero = (numbers == 0.0) & ~np.signbit(numbers)
@@ -145,27 +154,22 @@ def _equal_as_written(table: pa.Table, name: str, integers: npt.NDArray[np.uint8
     return found
 
 
-def _number_cells(table: pa.Table, name: str, is_integer: npt.NDArray[np.bool_], percent: str) -> pa.Array:
-
-    numbers = _one(table[name])
-    shown = number_texts(numbers, is_integer)
-    if percent:
-        with_sign = pc.binary_join_element_wise(shown, percent, "")
-        shown = pc.if_else(pa.array(is_integer), shown, with_sign) if np.any(is_integer) else with_sign
-    # A text beside a number holds the digits of a large integer.
-    return pc.coalesce(_one(table[name + TEXT_SUFFIX]), shown).fill_null("")
-
-
 def number_texts(numbers: pa.Array, is_integer: npt.NDArray[np.bool_]) -> pa.Array:
     """Numbers as Python's repr writes them, those of `is_integer` without `.0`; null stays null."""
-
     values = numbers.to_numpy(zero_copy_only=False)
     shown = numbers.cast(pa.string())
     integral = values == np.rint(values)
     bare = pa.array(integral & ~is_integer)
     shown = pc.if_else(bare, pc.binary_join_element_wise(shown, ".0", ""), shown)
     size = np.abs(values)
-    odd = np.flatnonzero((values != 0.0) & ((size < _PLAIN_LEAST) | (size >= _PLAIN_MOST)))
+    with_exponent = (values != 0.0) & ((size < _PLAIN_LEAST) | (size >= _PLAIN_MOST))
+    if not with_exponent.any():
+        return shown
+    # Arrow writes an exponent of one digit where Python writes two ...
+    shown = pc.replace_substring_regex(shown, r"(e[+-])(\d)$", r"\10\2")
+    # ... and sets in at other sizes, and large integers have all their digits.
+    other = ((size >= 1e-6) & (size < _PLAIN_LEAST)) | ((size >= _PLAIN_MOST) & (size < 1e16))
+    odd = np.flatnonzero(other | (with_exponent & integral))
     if not len(odd):
         return shown
     spelled = [
