@@ -164,9 +164,9 @@ def _near_api(entry: str, names: pa.Array) -> str:
 # -- the cells
 
 
-def blocks(plan: MergePlan, metric: str) -> Iterator[Block]:
+def blocks(plan: MergePlan, metric: str, *, cells_per_block: int = CELLS_PER_BLOCK) -> Iterator[Block]:
     """The merged table of one metric in ranges of rows, top to bottom; one empty block where there are no rows."""
-    height = max(1, CELLS_PER_BLOCK // max(1, len(plan.ranks)))
+    height = max(1, cells_per_block // max(1, len(plan.ranks)))
     percentage = plan.mode.is_percentage(metric)
     for start in range(0, max(1, plan.height), height):
         names = plan.names.slice(start, height)

@@ -51,8 +51,9 @@ class Workbook:
     Use: `begin_sheet`, `write_rows` any number of times, `end_sheet`, ..., `close`. Raises OSError as the disk does.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, max_rows: int = MAX_ROWS) -> None:
         self.path = path
+        self._max_rows = max_rows
         self._temporary = path.with_name(f".{path.name}.tmp")
         self._zip = zipfile.ZipFile(self._temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=_COMPRESSION)
         self._sheets: list[str] = []
@@ -75,11 +76,11 @@ class Workbook:
         height = len(texts[0])
         start = 0
         while start < height:
-            if self._rows == MAX_ROWS:
+            if self._rows == self._max_rows:
                 self._close_stream()
                 self._part += 1
                 self._open(f"{self._title} part_{self._part}"[-_MAX_SHEET_NAME:])
-            count = min(height - start, MAX_ROWS - self._rows)
+            count = min(height - start, self._max_rows - self._rows)
             self._write(
                 [text.slice(start, count) for text in texts],
                 [None if n is None else n.slice(start, count) for n in numbers],
