@@ -233,7 +233,8 @@ def _finish(outcome: RunOutcome, plan: LaunchPlan, *, strict: bool) -> int:
         for line in roster.recorded_lines(outcome, marks, asked):
             logger.info(line)
     if outcome.attempt:
-        logger.info("restarted %d times; earlier attempts are kept beside it", outcome.attempt)
+        times = "once" if outcome.attempt == 1 else f"{outcome.attempt} times"
+        logger.info("restarted %s, earlier attempts are kept beside it", times)
     first = roster.culprit(outcome, marks)
     if first is not None:
         for line in roster.failure_lines(outcome, marks, first):

@@ -158,6 +158,8 @@ class _Run:
 
     def started(self, group: Any, attempt: int, processes: Any) -> None:
         """Note the workers of one attempt, and be told when torch ends them."""
+        # A change of membership starts the workers anew without a new attempt number.
+        self.workers = [worker for worker in self.workers if worker.attempt != attempt]
         first = len(self.workers)
         pids = processes.pids()
         self.workers += [
