@@ -19,6 +19,7 @@ from msprobe_launch.adapters.base import FrameworkAdapter
 from msprobe_launch.capture.gate import Gate
 from msprobe_launch.capture.guard import Guard
 from msprobe_launch.capture.identity import RankIdentity
+from msprobe_launch.capture.stacks import ROOT
 from msprobe_launch.capture.steps import Boundary, StepTracker
 from msprobe_launch.capture.writer import Writer
 from msprobe_launch.config import ProbeConfig
@@ -335,9 +336,9 @@ class Session:
             return self.writer.stacks.index(frame, inner.frame, inner.stack)
         return self.writer.stacks.index(frame)
 
-    def enter_module(self, op: OpRef | None, frame: FrameType) -> ModuleCall:
-        """A module call begins; `frame` is that of our own wrapper, under which its inside will run."""
-        call = ModuleCall(op, frame, self.stack_of(frame.f_back))
+    def enter_module(self, op: OpRef | None, frame: FrameType | None = None) -> ModuleCall:
+        """A module call begins; `frame` is that of the adapter's wrapper, under which its inside will run."""
+        call = ModuleCall(op, frame, self.stack_of(frame.f_back) if frame is not None else ROOT)
         self.modules.append(call)
         return call
 

@@ -1,6 +1,6 @@
 """Run a script with a Session started in this process, without a launcher.
 
-    python attached.py RUN_DIR LEVEL SCRIPT [ARG ...]       options of ProbeConfig as KEY=VALUE in MSPROBE_TEST_CONFIG
+    python attached.py RUN_DIR LEVEL SCRIPT [ARG ...]       level `off`: nothing is attached; `mix+eval`: --probe-eval
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from msprobe_launch.config import Level, ProbeConfig
 run_dir, level, script, *arguments = sys.argv[1:]
 if level != "off":
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    config = ProbeConfig(run_dir=Path(run_dir), level=Level(level))
+    name, _, evaluation = level.partition("+")
+    config = ProbeConfig(run_dir=Path(run_dir), level=Level(name), eval=evaluation == "eval")
     adapters.start("torch", config, RankIdentity(rank, rank, size, "here", os.getpid()))
 sys.argv = [script, *arguments]
 sys.path[0] = str(Path(script).parent)

@@ -73,7 +73,7 @@ def api_name(function: Any) -> tuple[str, str] | None:
         return None
     if isinstance(function, torch._ops.OpOverload):
         namespace, _, base = function._schema.name.partition("::")
-        return _namespace(namespace), base
+        return None if namespace == "profiler" else (_namespace(namespace), base)
     module = getattr(function, "__module__", None) or ""
     if module.startswith("torch._ops."):
         namespace = module.split(".")[2]

@@ -80,13 +80,19 @@ class TorchValues:
 
     def _measured(self, tensor: Tensor, type_name: str, data: Tensor | None, tail: str = "") -> TensorValue:
         """Head from `tensor`, statistics from `data` (None: there are none to be had)."""
+        if tensor.is_nested:
+            # It has no one shape; statistics are of all its values.
+            value = TensorValue(tensor_head(type_name, str(tensor.dtype), []), requires_grad=tensor.requires_grad)
+            return self._fill(value, data.values() if data is not None else None)
         key = (type_name, tensor.dtype, tensor.shape)
         head = self._heads.get(key)
         if head is None:
             if len(self._heads) >= _CACHE_LIMIT:
                 self._heads.clear()
             head = self._heads[key] = tensor_head(type_name, str(tensor.dtype), list(tensor.shape))
-        value = TensorValue(head, requires_grad=tensor.requires_grad, tail=tail)
+        return self._fill(TensorValue(head, requires_grad=tensor.requires_grad, tail=tail), data)
+
+    def _fill(self, value: TensorValue, data: Tensor | None) -> TensorValue:
         self._fresh.append(value)
         if not self._measures or data is None:
             return value
@@ -137,8 +143,6 @@ class TorchValues:
         if torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python):
             # It computes for itself (FakeTensor, a wrapper): asking it for numbers would run its code.
             return self._measured(tensor, name, None)
-        if tensor.is_nested:
-            return TensorValue(tensor_head(name, str(tensor.dtype), []), requires_grad=tensor.requires_grad)
         return self._measured(tensor, name, tensor.as_subclass(Tensor))
 
     def _dtensor(self, tensor: Any, local: Tensor) -> TensorValue:
