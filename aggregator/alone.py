@@ -75,8 +75,11 @@ def describe(dump: RankDump, partition: Path) -> RankStatistics | RankFailure:
     metrics: tuple[str, ...] = () if found.task == "structure" else columns.NPU_STATISTICS
     if found.has_checksums:
         metrics += (columns.CHECKSUMS[0],)
-    partition.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(_table(found, metrics), partition, compression="zstd", compression_level=1)
+    try:
+        partition.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(_table(found, metrics), partition, compression="zstd", compression_level=1)
+    except OSError as error:
+        return RankFailure(dump.step, dump.rank, dump.folder.path, f"its table cannot be written: {error}")
     rows = np.flatnonzero(scanned.findings)
     return RankStatistics(
         step=dump.step,

@@ -20,12 +20,13 @@ import pyarrow.parquet as pq
 
 from aggregator import alone, compare, divergence, merge, merge_config, pool, results, sources
 from aggregator.alone import RankStatistics
-from aggregator.analyse import opsets, overall, replicas
+from aggregator.analyse import attendance, opsets, overall, replicas
+from aggregator.analyse.attendance import MissingRank, RankNote
 from aggregator.columns import Mode
 from aggregator.merge import RankTable
 from aggregator.merge_config import MergeConfig
 from aggregator.model import Divergence, RankComparison, RankFailure, rank_order
-from aggregator.report.base import MissingRank, RankNote, Report, Task
+from aggregator.report.base import Report, Task
 from aggregator.report.table import Format, write_merged
 from aggregator.sources import LeftOut, ResultSet, Run
 from msprobe_launch.errors import NothingUsable, RunDirectoryError, UsageError
@@ -97,7 +98,7 @@ def _from_results(request: Request, found: ResultSet, executor: Executor) -> Rep
     ]
     compared, failures = _sorted(pool.run(executor, jobs), RankComparison)
     seen = {(file.step, file.rank) for file in found.files}
-    missing = _gaps(found.steps, seen, request.ranks, None)
+    missing = attendance.gaps(found.steps, seen, asked=request.ranks)
     return _compared_report(
         request,
         Task.RESULTS,
@@ -107,7 +108,7 @@ def _from_results(request: Request, found: ResultSet, executor: Executor) -> Rep
         executor,
         missing=missing,
         left_out=found.left_out,
-        expected=_count(rank for _, rank in seen) + len({entry.rank for entry in missing}),
+        expected=len({rank for _, rank in seen} | {entry.rank for entry in missing}),
     )
 
 
@@ -139,11 +140,11 @@ def _from_pairs(request: Request, run: Run, bench: Run, bench_paths: tuple[Path,
         compared,
         failures,
         executor,
-        missing=_missing(request, run),
-        expected=_expected(run),
+        missing=attendance.missing(run, request.ranks),
+        expected=attendance.expected(run),
         bench=bench_paths,
         notes=run.notes + notes,
-        rank_notes=_roster_notes(run),
+        rank_notes=attendance.roster_notes(run),
     )
 
 
@@ -182,8 +183,8 @@ def _from_run(request: Request, run: Run, executor: Executor) -> Report:
         mode=Mode.STATISTICS,
         alone=described,
         failures=failures,
-        missing=_missing(request, run),
-        expected=_expected(run),
+        missing=attendance.missing(run, request.ranks),
+        expected=attendance.expected(run),
         allow_missing=request.allow_missing,
         first_nonfinite=min(
             firsts,
@@ -192,7 +193,7 @@ def _from_run(request: Request, run: Run, executor: Executor) -> Report:
         ),
         op_differences=tuple(differing),
         parameter_differences=tuple(parameters),
-        rank_notes=_roster_notes(run) + _reader_notes(described),
+        rank_notes=attendance.roster_notes(run) + attendance.reader_notes(described),
         notes=tuple(dict.fromkeys(notes)),
         files=tuple(files),
     )
@@ -249,7 +250,7 @@ def _compared_report(
             for step, group in _by_step(compared)
             for entry in opsets.differences(step, [(one.rank, one.partition) for one in group])
         ),
-        rank_notes=rank_notes + _reader_notes(compared),
+        rank_notes=rank_notes + attendance.reader_notes(compared),
         notes=tuple(dict.fromkeys([*notes, *(note for entry in merged for note in entry.notes)])),
         files=tuple(own_files) + tuple(path for entry in merged for path in entry.files),
     )
@@ -455,99 +456,3 @@ def _key(entry: Any) -> tuple[int, int]:
 def _by_step(entries: Sequence[Any]) -> list[tuple[int | None, tuple[Any, ...]]]:
     steps = dict.fromkeys(entry.step for entry in entries)
     return [(step, tuple(entry for entry in entries if entry.step == step)) for step in steps]
-
-
-# -- who is missing, and what the roster says
-
-
-def _gaps(
-    steps: Iterable[int | None],
-    seen: set[tuple[int | None, int | None]],
-    asked: frozenset[int],
-    expected: int | None,
-    reasons: dict[int, str] | None = None,
-) -> tuple[MissingRank, ...]:
-    """Ranks of 0..max (or of the world, or those asked for) that left nothing in a step."""
-    ranks = {rank for _, rank in seen if rank is not None}
-    if not ranks and expected is None:
-        return ()
-    world = asked or range(max([*ranks, (expected or 0) - 1]) + 1)
-    return tuple(
-        MissingRank(step, rank, (reasons or {}).get(rank, ""))
-        for step in steps
-        for rank in sorted(world)
-        if (step, rank) not in seen
-    )
-
-
-def _missing(request: Request, run: Run) -> tuple[MissingRank, ...]:
-    if all(dump.rank is None for dump in run.dumps):
-        return ()
-    seen = {(dump.step, dump.rank) for dump in run.dumps}
-    # Ranks that were told not to record, and steps folders that were named one by one, are not missing.
-    silent = {mark.rank for mark in run.marks if mark.attached and not mark.recording}
-    reasons = {mark.rank: _why(mark) for mark in run.marks}
-    world = run.world_size
-    if world is not None:
-        known = {mark.rank for mark in run.marks}
-        reasons |= {rank: "it left no mark in the roster" for rank in range(world) if rank not in known and known}
-    if _one_rank_named(run):
-        return ()
-    gaps = _gaps(run.steps, seen, request.ranks, world, reasons)
-    return tuple(entry for entry in gaps if entry.rank not in silent)
-
-
-def _one_rank_named(run: Run) -> bool:
-    """True where a rank folder or a dump.json was named, so that nobody asked for the others."""
-    return len(run.dumps) == 1 and run.roots == (run.dumps[0].folder.path,)
-
-
-def _why(mark: Any) -> str:
-    if not mark.attached:
-        return mark.note or mark.ended or "the probe never reached it"
-    parts = [text for text in (mark.ended, mark.exception) if text]
-    return "; ".join(parts) or mark.note
-
-
-def _expected(run: Run) -> int | None:
-    silent = sum(mark.attached and not mark.recording for mark in run.marks)
-    if _one_rank_named(run) or all(dump.rank is None for dump in run.dumps):
-        return None
-    size = run.world_size
-    if size is None:
-        size = max(dump.rank for dump in run.dumps if dump.rank is not None) + 1
-    return size - silent
-
-
-def _count(values: Iterable[Any]) -> int:
-    return len(set(values))
-
-
-def _roster_notes(run: Run) -> tuple[RankNote, ...]:
-    notes: list[RankNote] = []
-    for mark in run.marks:
-        if mark.exception:
-            notes.append(RankNote(mark.rank, f"raised {mark.exception}"))
-        elif mark.exit_code not in (None, 0):
-            notes.append(RankNote(mark.rank, mark.ended or f"ended with code {mark.exit_code}"))
-        if mark.lost:
-            reasons = ", ".join(f"{count} ({reason})" for reason, count in sorted(mark.lost.items()))
-            notes.append(RankNote(mark.rank, f"calls lost: {reasons}"))
-        if mark.unseen:
-            reasons = ", ".join(f"{count} ({reason})" for reason, count in sorted(mark.unseen.items()))
-            notes.append(RankNote(mark.rank, f"not observed: {reasons}"))
-        if mark.attached and mark.note:
-            notes.append(RankNote(mark.rank, mark.note))
-    return tuple(notes)
-
-
-def _reader_notes(entries: Sequence[RankComparison | RankStatistics]) -> tuple[RankNote, ...]:
-    """Notes of the readers, each once per rank, its steps named."""
-    steps: dict[tuple[int | None, str], list[int | None]] = {}
-    for entry in entries:
-        for note in entry.notes:
-            steps.setdefault((entry.rank, note), []).append(entry.step)
-    return tuple(
-        RankNote(rank, note if where == [None] else f"step {sources.number_ranges(where)}: {note}")
-        for (rank, note), where in steps.items()
-    )

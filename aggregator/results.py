@@ -241,8 +241,11 @@ def load(file: ResultFile, partition: Path, *, tolerance: float | None = None) -
         example = table.column(columns.NPU_NAME)[0].as_py()
         reason = f"none of its {table.num_rows} rows has a bench row (the first is {example}): two different models?"
         return RankFailure(file.step, file.rank, file.path, reason)
-    partition.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, partition, compression="zstd", compression_level=1)
+    try:
+        partition.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, partition, compression="zstd", compression_level=1)
+    except OSError as error:
+        return RankFailure(file.step, file.rank, file.path, f"its table cannot be written: {error}")
     words = pc.value_counts(cells.combined(table.column(columns.RESULT))).to_pylist()
     return RankComparison(
         step=file.step,

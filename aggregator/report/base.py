@@ -8,6 +8,7 @@ from enum import Enum, IntEnum
 from pathlib import Path
 
 from aggregator.alone import NonFinite, RankStatistics
+from aggregator.analyse.attendance import MissingRank, RankNote
 from aggregator.analyse.opsets import OpDifference
 from aggregator.analyse.overall import OpCount
 from aggregator.analyse.replicas import ParameterDifference
@@ -41,23 +42,6 @@ EXIT_MEANINGS = {
     Exit.PARTIAL: "partial input: ranks, files or steps are missing, unusable or cut (there may be findings as well)",
     Exit.NOTHING_USABLE: "nothing usable: no rank could be read, or nothing of target and bench matches",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class MissingRank:
-    """A rank that should be in a step and left nothing there, with the roster's reason where there is one."""
-
-    step: int | None
-    rank: int
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class RankNote:
-    """Something the roster or a reader says about one rank (calls lost, an exception, how it ended)."""
-
-    rank: int | None
-    text: str
 
 
 @dataclass(frozen=True, slots=True)

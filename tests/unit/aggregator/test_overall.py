@@ -57,7 +57,7 @@ def test_what_all_ranks_share_and_does_not_spread_comes_second(compared: Compare
 
 
 def test_what_all_ranks_share_and_spreads_stays_first(compared: Compared) -> None:
-    spread = {i: 0.01 for i in range(3, 12)}
+    spread = dict.fromkeys(range(3, 12), 0.01)
     every = [compared(rank, spread | ({8: 0.5} if rank == 2 else {})) for rank in range(4)]
     assert _first(every) == (0, "3", None)
 

@@ -1,0 +1,262 @@
+"""The command: exit codes, flags, files written. In this process, so that it is quick; see integration for the rest."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aggregator import cli
+from msprobe_launch.records import roster
+from msprobe_launch.records.layout import RunLayout
+from msprobe_launch.records.roster import Manifest, RankMark
+
+Row = Callable[..., dict[str, str]]
+Write = Callable[..., Path]
+Tensor = Callable[..., dict[str, Any]]
+Aggregate = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def aggregate(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Aggregate:
+    """Run the command in this process -> (exit code, stdout, stderr)."""
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def run(*argv: object) -> tuple[int, str, str]:
+        try:
+            code = cli.main([str(arg) for arg in (*argv, "--jobs", 1)])
+        except SystemExit as end:
+            code = int(end.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def _linear(make_tensor: Tensor, weight: float) -> dict[str, Any]:
+    return {
+        "Functional.linear.0.forward": {
+            "input_args": [make_tensor(1.0), make_tensor(weight)],
+            "input_kwargs": {},
+            "output": [make_tensor(weight)],
+        }
+    }
+
+
+@pytest.fixture
+def make_run(tmp_path: Path, write_dump: Write, make_tensor: Tensor) -> Callable[..., Path]:
+    """A run whose ranks hold one linear call with the given weights."""
+
+    def make(name: str, *weights: float, step: int = 0) -> Path:
+        for rank, weight in enumerate(weights):
+            write_dump(tmp_path / name / f"step{step}/rank{rank}", _linear(make_tensor, weight))
+        return tmp_path / name
+
+    return make
+
+
+def test_nothing_found(aggregate: Aggregate, make_run: Callable[..., Path]) -> None:
+    code, out, _ = aggregate(make_run("t", 2.0, 2.0), "--bench", make_run("b", 2.0, 2.0))
+    assert code == 0
+    assert "No divergence" in out
+    assert "Exit code 0: nothing found" in out
+
+
+def test_findings(aggregate: Aggregate, make_run: Callable[..., Path], tmp_path: Path) -> None:
+    out_folder = tmp_path / "out"
+    target = make_run("t", 2.0, 2.002)
+    code, out, _ = aggregate(target, "--bench", make_run("b", 2.0, 2.0), "-o", out_folder)
+    assert code == 1
+    assert "FIRST DIVERGENCE: rank 1, step 0\n  Functional.linear.0.forward.input.1\n" in out
+    assert "train.py:7 in step" in out
+    summary = json.loads((out_folder / "summary.json").read_text())
+    assert summary["exit_code"] == 1
+    assert summary["first"]["rank"] == 1
+    assert summary["totals"] == {
+        "ranks": 2, "expected_ranks": 2, "steps": [0], "rows": 6, "matched": 6, "findings": 2, "results": {"pass": 6},
+    }  # fmt: skip
+    for path in summary["files"]:
+        assert Path(path).is_file()
+    names = sorted(path.name for path in (out_folder / "step0").iterdir())
+    assert [name.split("_2")[0] for name in names] == [
+        "compare_result_rank0", "compare_result_rank1", "merged", "multi_ranks_compare_merge",
+    ]  # fmt: skip
+
+
+def test_tolerance(aggregate: Aggregate, make_run: Callable[..., Path]) -> None:
+    target, bench = make_run("t", 2.0, 2.002), make_run("b", 2.0, 2.0)
+    assert aggregate(target, "--bench", bench, "--tolerance", "0.2%")[0] == 0
+    assert aggregate(target, "--bench", bench, "--tolerance", "0.0005")[0] == 1
+
+
+def test_our_own_compare_results_are_read_again(
+    aggregate: Aggregate, make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    aggregate(make_run("t", 2.0, 2.002), "--bench", make_run("b", 2.0, 2.0), "-o", tmp_path / "out")
+    code, out, _ = aggregate(tmp_path / "out", "-o", tmp_path / "again")
+    assert code == 1
+    assert "FIRST DIVERGENCE: rank 1, step 0\n  Functional.linear.0.forward.input.1\n" in out
+    assert "Left out" not in out
+    one, other = (next((tmp_path / n / "step0/merged").glob("Max_diff.csv")) for n in ("out", "again"))
+    assert one.read_text() == other.read_text()
+
+
+def test_the_manifests_bench_is_used(aggregate: Aggregate, make_run: Callable[..., Path]) -> None:
+    target, bench = make_run("t", 2.002), make_run("b", 2.0)
+    manifest = Manifest(("torchrun",), "train.py", "torchrun", "now", world_size=1, bench=str(bench))
+    roster.save(RunLayout(target).manifest, manifest)
+    code, out, _ = aggregate(target)
+    assert code == 1
+    assert f"bench    {bench}" in out
+    assert (target / "aggregate").is_dir()
+    roster.save(RunLayout(target).manifest, Manifest(("t",), "train.py", "t", "now", bench="gone"))
+    code, _, err = aggregate(target)
+    assert code == 2
+    assert "is not there: gone" in err
+
+
+def test_a_missing_rank_with_the_rosters_reason(aggregate: Aggregate, make_run: Callable[..., Path]) -> None:
+    target, bench = make_run("t", 2.0, 2.0), make_run("b", 2.0, 2.0)
+    layout = RunLayout(target)
+    roster.save(layout.manifest, Manifest(("torchrun",), "train.py", "torchrun", "now", world_size=4))
+    for rank in (0, 1):
+        roster.save(layout.roster_mark(rank), RankMark(rank, attached=True, world_size=4, lost={"queue full": 3}))
+    roster.save(layout.roster_mark(2), RankMark(2, attached=False, note="python -I"))
+    roster.save(layout.roster_mark(3), RankMark(3, attached=True, recording=False))
+    code, out, _ = aggregate(target, "--bench", bench)
+    assert code == 3
+    assert "2 of 3 ranks x 1 step" in out
+    assert "rank 2 left nothing in step 0: python -I" in out
+    assert "rank 3 left" not in out
+    assert "ranks 0-1: calls lost: 3 (queue full)" in out
+    assert aggregate(target, "--bench", bench, "--allow-missing")[0] == 0
+
+
+def test_an_unfinished_step_is_partial(aggregate: Aggregate, make_run: Callable[..., Path]) -> None:
+    target, bench = make_run("t", 2.0, 2.0), make_run("b", 2.0, 2.0)
+    dump = target / "step0/rank1/dump.json"
+    text = json.dumps(json.loads(dump.read_text()))
+    head, body = text.split('"data": {')
+    dump.unlink()
+    dump.with_name("dump.json.partial").write_text(f'{head}"data": {{\n {body[:-2]},\n "Torch.b.0.forward": {{"inp')
+    code, out, _ = aggregate(target, "--bench", bench)
+    assert code == 3
+    assert "rank 1, step 0 is partial" in out
+    assert "partial input (1 unfinished); nothing found in the rest" in out
+
+
+def test_nothing_that_matches_is_no_success(
+    aggregate: Aggregate, make_run: Callable[..., Path], write_dump: Write, make_tensor: Tensor, tmp_path: Path
+) -> None:
+    other = {"Torch.conv.0.forward": {"input_args": [make_tensor(1.0)], "input_kwargs": {}, "output": []}}
+    write_dump(tmp_path / "b/step0/rank0", other)
+    code, out, _ = aggregate(make_run("t", 2.0), "--bench", tmp_path / "b")
+    assert code == 4
+    assert "NOT USED: 1" in out
+
+
+def test_a_cut_dump_costs_its_rank_only(aggregate: Aggregate, make_run: Callable[..., Path]) -> None:
+    target, bench = make_run("t", 2.0, 2.002, 2.0), make_run("b", 2.0, 2.0, 2.0)
+    dump = target / "step0/rank0/dump.json"
+    dump.write_bytes(dump.read_bytes()[:200])
+    code, out, _ = aggregate(target, "--bench", bench)
+    assert code == 3
+    assert "FIRST DIVERGENCE: rank 1" in out
+    assert re.search(r"rank 0, step 0: .*dump\.json is cut", out)
+
+
+def test_a_run_alone(aggregate: Aggregate, make_run: Callable[..., Path]) -> None:
+    code, out, _ = aggregate(make_run("t", 2.0, float("inf")))
+    assert code == 1
+    assert "FIRST NON-FINITE VALUE: rank 1, step 0" in out
+    assert "--bench TRUSTED_RUN" in out
+    assert aggregate(make_run("clean", 2.0, 2.0))[0] == 0
+
+
+def test_order_of_the_folders_does_not_matter(
+    aggregate: Aggregate, write_dump: Write, make_tensor: Tensor, tmp_path: Path
+) -> None:
+    """One run directory per node, given in every order: the same report, but for the order of its inputs."""
+    for node, weight in enumerate((2.0, 2.002, 2.1)):
+        for side, value in (("t", weight), ("b", 2.0)):
+            write_dump(tmp_path / f"{side}{node}/step0/rank{node}", _linear(make_tensor, value))
+    seen = set()
+    for order in itertools.permutations(range(3)):
+        out = tmp_path / "out"
+        bench = [flag for node in order for flag in ("--bench", tmp_path / f"b{node}")]
+        code, _, _ = aggregate(*(tmp_path / f"t{node}" for node in order), *bench, "-o", out, "--format", "parquet")
+        assert code == 1
+        facts = json.loads((out / "summary.json").read_text())
+        assert facts["first"]["rank"] == 1
+        for changing in ("inputs", "bench", "time", "files", "next"):
+            del facts[changing]
+        seen.add(json.dumps(facts))
+    assert len(seen) == 1
+
+
+def test_steps_and_ranks(aggregate: Aggregate, make_run: Callable[..., Path]) -> None:
+    target, bench = make_run("t", 2.002, 2.0), make_run("b", 2.0, 2.0)
+    make_run("t", 2.0, 2.0, step=1)
+    make_run("b", 2.0, 2.0, step=1)
+    assert aggregate(target, "--bench", bench)[0] == 1
+    assert aggregate(target, "--bench", bench, "--steps", "1")[0] == 0
+    assert aggregate(target, "--bench", bench, "--ranks", "1-1")[0] == 0
+    code, _, err = aggregate(target, "--bench", bench, "--steps", "7")
+    assert code == 2
+    assert "--steps: 7 are not there\nThere are: 0-1" in err
+
+
+def test_formats(aggregate: Aggregate, make_run: Callable[..., Path], tmp_path: Path) -> None:
+    aggregate(make_run("t", 2.0), "--bench", make_run("b", 2.0), "--format", "parquet", "-o", tmp_path / "o")
+    assert not list(tmp_path.glob("o/step0/*.xlsx"))
+    assert not list(tmp_path.glob("o/step0/merged/*.csv"))
+    assert len(list(tmp_path.glob("o/step0/merged/*.parquet"))) == 9
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--format", "xslx"], "Did you mean 'xlsx'"),
+        (["--tolerance", "-1"], "not a positive number"),
+        (["--tolerance", "nan"], "not a positive number"),
+        (["--steps", "8-5"], "runs backwards"),
+        (["--ranks", "a"], "neither a number nor a range"),
+        (["--bensh", "x"], "unrecognized arguments|ambiguous|--bensh"),
+        (["--config", "no.yaml"], "cannot be read"),
+        (["--bench", "no-such-run"], "no-such-run: no such file or folder"),
+        (["--attempt", "3"], "no attempt 3"),
+    ],
+)
+def test_usage_errors(aggregate: Aggregate, make_run: Callable[..., Path], flags: list[str], said: str) -> None:
+    code, _, err = aggregate(make_run("t", 2.0), *flags)
+    assert code == 2
+    assert re.search(said, err)
+
+
+def test_a_bench_for_compare_results_is_an_error(
+    aggregate: Aggregate, result_csv: Write, make_row: Row, tmp_path: Path
+) -> None:
+    result_csv(tmp_path / "r/compare_result_rank0_1.csv", [make_row("Torch.a.0.forward.output.0")])
+    code, _, err = aggregate(tmp_path / "r", "--bench", tmp_path)
+    assert code == 2
+    assert "Leave out --bench" in err
+
+
+def test_an_output_that_cannot_be_written(aggregate: Aggregate, make_run: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code, _, err = aggregate(make_run("t", 2.0), "-o", tmp_path / "file/out")
+    assert code == 2
+    assert "cannot be written: Not a directory\nWrite elsewhere: msprobe-aggregate" in err
+
+
+def test_help_holds_the_exit_codes_and_an_example(aggregate: Aggregate) -> None:
+    code, out, _ = aggregate("--help")
+    assert code == 0
+    assert "msprobe-aggregate runs/suspect --bench runs/trusted" in out
+    for number in range(5):
+        assert f"\n  {number}  " in out
