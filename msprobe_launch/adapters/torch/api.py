@@ -323,7 +323,7 @@ class ApiCalls(TorchFunctionMode):
                 self._values.forget_tensor(args[0])
             if gate.outputs and gate.forward:
                 record.outputs = output_items(result, self._values.describe)
-            if inputs is not None:
+            if inputs is not None and inputs.sequence is not None:
                 self._backward.watch(record.op, record.parent, inputs, result)
         finally:
             quiet.leave()

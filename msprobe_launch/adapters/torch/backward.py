@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from msprobe_launch.adapters.torch.quiet import Quiet
+from msprobe_launch.capture.plain import MAX_DEPTH
 from msprobe_launch.records.model import CallRecord, OpRef, Value
 
 if TYPE_CHECKING:
@@ -30,18 +31,21 @@ _LEAF_SEQUENCE = 1 << 62  # AccumulateGrad nodes carry the largest number there 
 
 
 class Inputs:
-    """The tensors that went into a call, as the graph knew them before it: edges and the sequence number."""
+    """The tensors that went into a call, as the graph knew them before it.
 
-    __slots__ = ("edges", "sequence", "slots")
+    `edges` has an entry per tensor, None for those without a gradient; `sequence` is the next autograd node's number,
+    None where no input has a gradient.
+    """
+
+    __slots__ = ("edges", "sequence")
 
     def __init__(self) -> None:
         self.edges: list[Edge | None] = []
-        self.slots = 0
-        self.sequence = 0
+        self.sequence: int | None = None
 
 
-def inputs_of(values: Sequence[Any], keywords: dict[str, Any]) -> Inputs | None:
-    """Edges of all tensors in a call's arguments, in order; None where none requires a gradient.
+def inputs_of(values: Sequence[Any], keywords: dict[str, Any]) -> Inputs:
+    """Edges of all tensors in a call's arguments, in order.
 
     Must run before the call: an in-place operation gives its input another node.
     """
@@ -53,11 +57,11 @@ def inputs_of(values: Sequence[Any], keywords: dict[str, Any]) -> Inputs | None:
     for edge in edges:
         if edge is not None:
             found.sequence = next_sequence_number()
-            return found
-    return None
+            break
+    return found
 
 
-def _collect_edges(values: Any, edges: list[Edge | None]) -> None:
+def _collect_edges(values: Any, edges: list[Edge | None], depth: int = 0) -> None:
     for value in values:
         if isinstance(value, Tensor):
             if value.requires_grad:
@@ -65,21 +69,25 @@ def _collect_edges(values: Any, edges: list[Edge | None]) -> None:
                 edges.append((value, 0) if node is None else (node, value.output_nr))
             else:
                 edges.append(None)
-        elif type(value) is list or isinstance(value, tuple):
-            _collect_edges(value, edges)
+        elif depth >= MAX_DEPTH:
+            continue  # a container that holds itself must end somewhere
+        elif isinstance(value, (list, tuple)):
+            _collect_edges(value, edges, depth + 1)
         elif isinstance(value, dict):
-            _collect_edges(value.values(), edges)
+            _collect_edges(value.values(), edges, depth + 1)
 
 
-def _collect_outputs(value: Any, found: list[Tensor]) -> None:
+def _collect_outputs(value: Any, found: list[Tensor], depth: int = 0) -> None:
     if isinstance(value, Tensor):
         found.append(value)
+    elif depth >= MAX_DEPTH:
+        return
     elif isinstance(value, (list, tuple)):
         for item in value:
-            _collect_outputs(item, found)
+            _collect_outputs(item, found, depth + 1)
     elif isinstance(value, dict):
         for item in value.values():
-            _collect_outputs(item, found)
+            _collect_outputs(item, found, depth + 1)
 
 
 class OpenBackward:
@@ -131,7 +139,9 @@ class BackwardWatch:
         if not nodes:
             return
         state = OpenBackward(op.as_backward(), parent.as_backward() if parent else None, len(outputs), len(known))
-        consumers = self._consumers(nodes, edges, inputs.sequence) if inputs is not None else []
+        consumers = []
+        if inputs is not None and inputs.sequence is not None:
+            consumers = self._consumers(nodes, edges, inputs.sequence)
         for node, hits in consumers:
             for _, index in hits:
                 state.missing[index] += 1
