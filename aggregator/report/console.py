@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from aggregator.alone import NonFinite
+from aggregator.alone import NonFinite, RankStatistics
 from aggregator.columns import Mode
 from aggregator.model import Divergence, RankComparison
 from aggregator.report.base import EXIT_MEANINGS, Exit, Report, Task
 from aggregator.sources import number_ranges
+from msprobe_launch.records.layout import step_number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -289,24 +290,7 @@ def _first_nonfinite(page: _Page, found: NonFinite) -> None:
 
 
 def _worst(page: _Page, report: Report) -> None:
-    bad = [entry for entry in report.usable if entry.findings]
-    if len(bad) > 1:
-        page.heading("Worst ranks")
-        ordered = sorted(bad, key=lambda e: (-e.findings, e.step or 0, e.rank is None, e.rank or 0))
-        for entry in ordered[:WORST]:
-            what = "finding" if isinstance(entry, RankComparison) else "non-finite item"
-            # Where a difference that all ranks share was put second, the rank's own is what counts.
-            top = (
-                report.first
-                if report.first and (report.first.step, report.first.rank) == (entry.step, entry.rank)
-                else entry.first
-            )
-            page.text(
-                f"{_where(entry.rank, entry.step)}: {entry.findings:,} {_plural(entry.findings, what)}; the first is"
-            )
-            page.name(top.item if top else "", indent=4)
-        if len(ordered) > WORST:
-            page.text(f"... and {len(ordered) - WORST} more (summary.json)")
+    _ranks(page, report)
     if report.worst_ops:
         page.heading("Worst ops")
         for op in report.worst_ops:
@@ -314,6 +298,42 @@ def _worst(page: _Page, report: Report) -> None:
             far = "NaN, shape, dtype or value" if op.excess == float("inf") else f"{op.excess:,.3g} x tolerance"
             page.name(op.op)
             page.text(f"{op.findings:,} {_plural(op.findings, 'finding')} on {who}; worst: {far}", indent=4)
+
+
+def _ranks(page: _Page, report: Report) -> None:
+    """The ranks with findings: most first, or without a bench the earliest first, since NaN spreads to all ranks."""
+    by_rank: dict[int | None, list[RankComparison | RankStatistics]] = defaultdict(list)
+    for entry in report.usable:
+        if entry.findings:
+            by_rank[entry.rank].append(entry)
+    if len(by_rank) < 2:
+        return
+    rows = [(rank, sum(e.findings for e in entries), _first_of(entries, report)) for rank, entries in by_rank.items()]
+    alone = report.task is Task.ALONE
+    rows.sort(key=lambda row: (*((row[2][0], row[2][1]) if alone else (-row[1],)), row[0] is None, row[0] or 0))
+    page.heading("Ranks, earliest first" if alone else "Worst ranks")
+    for rank, count, (step, _, item) in rows[:WORST]:
+        what = _plural(count, "non-finite item" if alone else "finding")
+        where = "" if step == _UNKNOWN_STEP else f", in step {step},"
+        page.text(f"{_where(rank, None)}: {count:,} {what}; the first{where} is")
+        page.name(item, indent=4)
+    if len(rows) > WORST:
+        page.text(f"... and {len(rows) - WORST} more (summary.json)")
+
+
+_UNKNOWN_STEP = -1
+
+
+def _first_of(entries: Sequence[RankComparison | RankStatistics], report: Report) -> tuple[int, int, str]:
+    """(step, call order, item) of a rank's first finding.
+
+    Where a difference that all ranks share was put second, the rank's own is what counts.
+    """
+    firsts = [entry.first for entry in entries if entry.first is not None]
+    if report.common is not None and report.first is not None and entries[0].rank == report.first.rank:
+        firsts = [report.first]
+    found = [(_UNKNOWN_STEP if f.step is None else f.step, f.position, f.item) for f in firsts]
+    return min(found, default=(_UNKNOWN_STEP, 0, ""))
 
 
 def _differences(page: _Page, report: Report) -> None:
@@ -388,14 +408,19 @@ def _files(page: _Page, report: Report) -> None:
     page.heading("Written")
     page.name(str(report.output))
     groups: dict[tuple[str, str], list[Path]] = defaultdict(list)
+    steps: dict[tuple[str, str], set[int | None]] = defaultdict(set)
     for path in report.files:
         try:
-            folder = path.parent.relative_to(report.output).as_posix()
+            parts = path.parent.relative_to(report.output).parts
         except ValueError:
-            folder = str(path.parent)
+            parts = path.parent.parts
+        step = step_number(Path(parts[0])) if parts else None
+        folder = "/".join(parts if step is None else ("step{}", *parts[1:]))
         groups[(folder, path.suffix)].append(path)
+        steps[(folder, path.suffix)].add(step)
     for (folder, suffix), paths in groups.items():
-        prefix = "" if folder == "." else f"{folder}/"
+        numbered = folder.replace("step{}", f"step{number_ranges(steps[(folder, suffix)])}", 1)
+        prefix = f"{numbered}/" if folder else ""
         shown = paths[0].name if len(paths) == 1 else f"{paths[0].name} and {len(paths) - 1} more {suffix}"
         page.text(f"{prefix}{shown}", indent=4)
     page.text("summary.json", indent=4)
