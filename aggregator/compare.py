@@ -69,7 +69,7 @@ def compare_rank(
         partition=partition,
         source=target.path,
         rows=found.table.num_rows,
-        matched=int((found.matching.bench_row >= 0).sum()),
+        matched=found.table.num_rows - found.unmatched,
         results={entry["values"]: entry["counts"] for entry in counts},
         findings=divergence.findings(found.table),
         first=divergence.first(found.table, found.mode, step=step, rank=rank),
@@ -103,6 +103,7 @@ class _Compared:
     table: pa.Table
     mode: Mode
     matching: match.Matching
+    unmatched: int
     partial: bool
     notes: tuple[str, ...]
 
@@ -117,8 +118,9 @@ def _compared(target_folder: RankFolder, bench_folder: RankFolder, tolerance: fl
         table=_with_excess(table, mode, tolerance, differs),
         mode=mode,
         matching=matching,
+        unmatched=pc.sum(pc.equal(table[columns.BENCH_NAME], "N/A")).as_py() or 0,
         partial=target.partial or bench.partial,
-        notes=(*notes, *matching.notes, *_unmatched_note(target, matching)),
+        notes=(*notes, *matching.notes, *_unmatched_notes(target, matching, table)),
     )
 
 
@@ -145,13 +147,15 @@ def _mode(target: RankDump, bench: RankDump) -> tuple[Mode, list[str]]:
     return Mode.STATISTICS, notes
 
 
-def _unmatched_note(target: RankDump, matching: match.Matching) -> list[str]:
-
+def _unmatched_notes(target: RankDump, matching: match.Matching, table: pa.Table) -> list[str]:
     notes = []
-    open_rows = np.flatnonzero(matching.bench_row < 0)
-    if len(open_rows):
-        name = target.items["name"][int(open_rows[0])].as_py()
-        notes.append(f"{len(open_rows)} of the target's {target.items.num_rows} items have no counterpart, from {name}")
+    lone = matching.bench_row < 0
+    odd = pc.equal(table[columns.BENCH_NAME], "N/A").to_numpy() & ~lone
+    names, total = target.items["name"], target.items.num_rows
+    for rows, what in ((lone, "have no counterpart"), (odd, "stand opposite a value of another type")):
+        if rows.any():
+            first = names[int(np.flatnonzero(rows)[0])].as_py()
+            notes.append(f"{int(rows.sum())} of the target's {total} items {what}, from {first}")
     if matching.bench_only:
         notes.append(f"{len(matching.bench_only)} ops are in the bench only, from {matching.bench_only[0]}")
     return notes

@@ -74,7 +74,8 @@ GRADIENT_FLOOR = 2.0**-7  # of the largest value around, for gradients that canc
 
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "+inf": math.inf}
 
-_STATISTIC_NAMES = ("max", "min", "mean", "norm")
+_STATISTIC_CELLS = tuple(zip(("max", "min", "mean", "norm"), NPU_STATISTICS, BENCH_STATISTICS, strict=True))
+"""(word, column of the target, column of the bench)."""
 
 
 def tolerance_of(dtype: str) -> float | None:
@@ -158,7 +159,9 @@ def first(table: pa.Table, mode: Mode, *, step: int | None, rank: int | None) ->
         return None
     row = int(rows[0])
     ops = _texts(table, "op")
-    cells = {name: _cell(table, name, row) for name in table.column_names if not name.endswith(TEXT_SUFFIX)}
+    whole = "int" in str(table["NPU Dtype"][row].as_py())
+    shown = [name for name in table.column_names if not name.endswith(TEXT_SUFFIX) and name != columns.STACK]
+    cells = {name: _cell(table, name, row, whole=whole) for name in shown}
     op_rows = np.flatnonzero(ops.codes == ops.codes[row])
     stack = _cell(table, columns.STACK, int(op_rows[0])) if columns.STACK in table.column_names else ""
     return Divergence(
@@ -381,13 +384,13 @@ def _floor(table: pa.Table, largest: npt.NDArray[np.float64]) -> npt.NDArray[np.
 # -- words for one row
 
 
-def _cell(table: pa.Table, name: str, row: int) -> str:
-    """A cell's text; numbers as Python writes them."""
+def _cell(table: pa.Table, name: str, row: int, *, whole: bool = False) -> str:
+    """A cell's text; numbers as Python writes them, whole ones of an integer type without `.0`."""
     value = table[name][row].as_py()
     if value is None and name + TEXT_SUFFIX in table.column_names:
         value = table[name + TEXT_SUFFIX][row].as_py()
     if isinstance(value, float):
-        return repr(value)
+        return str(int(value)) if whole and value.is_integer() else repr(value)
     return "" if value is None else str(value).strip()
 
 
@@ -414,30 +417,29 @@ def _reason(cells: dict[str, str], mode: Mode, found: float) -> str:
         return f"shape {shapes[0]} against {shapes[1]}"
     if mode is Mode.MD5:
         return f"checksum {cells[columns.CHECKSUMS[0]]} against {cells[columns.CHECKSUMS[1]]}"
-    worst: tuple[float, str] = (-1.0, "")
-    for name, npu, bench in zip(_STATISTIC_NAMES, NPU_STATISTICS, BENCH_STATISTICS, strict=True):
+    weights: dict[str, float] = {}
+    told: dict[str, str] = {}
+    values = {name: (_number(cells[n]), _number(cells[b])) for name, n, b in _STATISTIC_CELLS}
+    top = max((abs(v) for name in ("max", "min") for v in values[name] if v is not None), default=0.0)
+    for name, npu, bench in _STATISTIC_CELLS:
         a, b = cells[npu], cells[bench]
-        x, y = _number(a), _number(b)
-        if x is None or y is None:
-            if a != b and not (_says_nothing(a) or _says_nothing(b)):
-                return f"value {a} against {b}"
+        x, y = values[name]
+        if a == b or _says_nothing(a) or _says_nothing(b):
             continue
-        if not (math.isfinite(x) and math.isfinite(y)):
-            if not (x == y or (math.isnan(x) and math.isnan(y))):
-                return f"{name} {a} against {b}"
-            continue
-        # The norm first where it tells as much: it sums up all elements.
-        weight = abs(x - y) / max(abs(x), abs(y)) if x != y else 0.0
-        if name == "mean":
-            weight = min(weight, 1e-300)
-        if name == "norm" and weight > 0.0:
-            weight = max(weight, worst[0])
-        if x != y and weight >= worst[0]:
-            label = "value" if dtypes[0].startswith("<class") else name
-            worst = (weight, f"{label} {_short(x)} against {_short(y)}, {_percent(x, y)} apart")
-    if worst[1]:
-        return f"{worst[1]}{'' if math.isinf(found) else f' ({found:.3g} times the tolerance)'}"
-    return "differs by what the table does not show (slice bounds, peer, memory format)"
+        if x is None or y is None or not (math.isfinite(x) and math.isfinite(y)):
+            return f"{'value' if x is None or y is None else name} {a} against {b}"
+        scale = max(abs(x), abs(y)) if name == "norm" else max(top, abs(x), abs(y))
+        weights[name] = abs(x - y) / scale if x != y else 0.0
+        told[name] = f"{name} {_short(x)} against {_short(y)}, {_percent(x, y)} apart"
+    if not weights:
+        return "differs by what the table does not show (slice bounds, peer, memory format)"
+    if math.isinf(found) and cells["NPU max"] == cells["NPU min"] == cells["NPU mean"]:
+        return f"value {cells['NPU max']} against {cells['Bench max']}"
+    worst = max(weights, key=lambda name: weights[name])
+    # The norm sums up all elements, so it is the better witness where it tells nearly as much.
+    if weights.get("norm", 0.0) > weights[worst] / 2:
+        worst = "norm"
+    return told[worst] + ("" if math.isinf(found) else f" ({found:.3g} times the tolerance)")
 
 
 def _number(cell: str) -> float | None:

@@ -14,7 +14,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from aggregator.columns import BENCH_STATISTICS, DIFFERENCES, NPU_STATISTICS, RELATIVE_ERRORS, TEXT_SUFFIX, Mode
+from aggregator.columns import (
+    BENCH_STATISTICS,
+    DIFFERENCES,
+    GRAD_CONSISTENT,
+    NPU_STATISTICS,
+    RELATIVE_ERRORS,
+    TEXT_SUFFIX,
+    Mode,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -63,19 +71,36 @@ def write_xlsx(table: pa.Table, mode: Mode, path: Path, *, with_stack: bool = Tr
                     for j, value in enumerate(row):
                         if isinstance(value, str):
                             sheet.write_string(i, j, value)
-                        elif value is not None:
+                        elif isinstance(value, bool):
+                            sheet.write_boolean(i, j, value)
+                        else:
                             sheet.write_number(i, j, value)
     finally:
         book.close()
 
 
 def _xlsx_column(chunk: pa.Table, name: str, texts: pa.Array, mode: Mode) -> list[Any]:
-    """Texts, or numbers where the column is a statistic and the cell is one."""
-    words: list[str | None] = texts.to_pylist()
+    """Cells of a workbook: texts, but numbers and truth values in the statistics, and no blank before an infinity."""
+    words: list[str] = texts.to_pylist()
+    if name == GRAD_CONSISTENT:
+        return [word == "True" for word in words]
     if name not in mode.statistics:
         return list(words)
     numbers = chunk[name].to_pylist()
-    return [word if number is None else number for number, word in zip(numbers, words, strict=True)]
+    dtypes = chunk["NPU Dtype"].to_pylist()
+    return [_xlsx_cell(*cell) for cell in zip(numbers, words, dtypes, strict=True)]
+
+
+# Bare names of Python types: keywords that name ranks, which msprobe writes as texts throughout.
+_BARE_TYPES = frozenset({"int", "float", "bool", "str"})
+
+
+def _xlsx_cell(number: float | None, word: str, dtype: str) -> Any:
+    if number is not None and dtype not in _BARE_TYPES:
+        return number
+    if dtype == "<class 'bool'>" and word in ("True", "False"):
+        return word == "True"
+    return word.strip() if word.strip() in ("inf", "-inf") else word
 
 
 def _header(mode: Mode, with_stack: bool) -> list[str]:
