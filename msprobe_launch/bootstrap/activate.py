@@ -33,6 +33,7 @@ class RankProcess:
         self.attempt = attempt
         self.pid = os.getpid()
         self.seen = False
+        self.has_warned = False
         # The exception as text: the object would keep the frames of the script, and what they hold, alive.
         self.exception = ""
         self.session: Session | None = None
@@ -67,7 +68,9 @@ class RankProcess:
 
             getattr(attach, function)(self, argument)
         except Exception as error:  # noqa: BLE001  # a guest never stops the training
-            sys.stderr.write(f"[msprobe rank {self.rank}] {function} failed, the training goes on: {error!r}\n")
+            if not self.has_warned:
+                self.has_warned = True
+                sys.stderr.write(f"[msprobe rank {self.rank}] {function} failed, the training goes on: {error!r}\n")
 
 
 def activate(site: str) -> None:

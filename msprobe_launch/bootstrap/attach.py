@@ -143,4 +143,5 @@ def _alive(pid: int) -> bool:
 
 
 def _say(process: RankProcess, text: str) -> None:
+    process.has_warned = True
     sys.stderr.write(f"[msprobe rank {process.rank}] {text}\n")

@@ -197,6 +197,5 @@ def test_an_attach_that_fails_is_harmless_and_told(rank: Rank, tmp_path: Path) -
     (tmp_path / "run" / "roster").touch()  # a file where the roster's folder should be
     done = rank("import torch\nprint(torch.nn.Linear(2, 2)(torch.ones(1, 2)).shape)\n")
     assert (done.returncode, done.stdout) == (0, "torch.Size([1, 2])\n")
-    lines = done.stderr.splitlines()
-    assert all(line.startswith("[msprobe rank 1] ") for line in lines)
-    assert "attach failed, the training goes on" in lines[0]
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("[msprobe rank 1] attach failed, the training goes on: ")
