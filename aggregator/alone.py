@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from aggregator import columns, read
+from aggregator import columns, merge, read
 from aggregator.analyse import nonfinite
 from aggregator.columns import TEXT_SUFFIX
 from aggregator.model import RankFailure
@@ -77,7 +77,9 @@ def describe(dump: RankDump, partition: Path) -> RankStatistics | RankFailure:
         metrics += (columns.CHECKSUMS[0],)
     try:
         partition.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(_table(found, metrics), partition, compression="zstd", compression_level=1)
+        pq.write_table(
+            _table(found, metrics), partition, compression="zstd", compression_level=1, row_group_size=merge.ROW_GROUP
+        )
     except OSError as error:
         return RankFailure(dump.step, dump.rank, dump.folder.path, f"its table cannot be written: {error}")
     rows = np.flatnonzero(scanned.findings)

@@ -25,6 +25,13 @@ from msprobe_launch.errors import NothingUsable, near_miss
 # 2 MB of numbers; as many texts again in the worst case, some 100 bytes each while they are put together.
 CELLS_PER_BLOCK = 300_000
 
+# With very many ranks a block still has this many rows, a fourth of a partition's row group: opening 1,024 files for a
+# few hundred rows each would take longer than all the rest.
+LEAST_ROWS = 4096
+
+ROW_GROUP = 16_384
+"""Rows of a row group in the partitions we write: what a block does not touch is then not read."""
+
 Rows = npt.NDArray[np.int64]
 
 
@@ -164,9 +171,9 @@ def _near_api(entry: str, names: pa.Array) -> str:
 # -- the cells
 
 
-def blocks(plan: MergePlan, metric: str, *, cells_per_block: int = CELLS_PER_BLOCK) -> Iterator[Block]:
+def blocks(plan: MergePlan, metric: str, *, rows_per_block: int | None = None) -> Iterator[Block]:
     """The merged table of one metric in ranges of rows, top to bottom; one empty block where there are no rows."""
-    height = max(1, cells_per_block // max(1, len(plan.ranks)))
+    height = rows_per_block or max(LEAST_ROWS, CELLS_PER_BLOCK // max(1, len(plan.ranks)))
     percentage = plan.mode.is_percentage(metric)
     for start in range(0, max(1, plan.height), height):
         names = plan.names.slice(start, height)
@@ -186,7 +193,7 @@ def _column(mode: Mode, rank: RankTable, metric: str, rows: Rows) -> Column:
     """One rank's cells of one metric, in merged rows, with the N/A rule applied."""
     present = rows[rows >= 0]
     first = int(present.min()) if len(present) else 0
-    # The part of the partition that these rows lie in: all of it is read, but no more of it is worked on.
+    # The part of the partition that these rows lie in: nothing else of it is worked on.
     part = slice(first, int(present.max()) + 1 if len(present) else 0)
     if metric == merge_config.MD5:
         numbers, texts = _checksums(rank.partition, part)
@@ -227,18 +234,31 @@ def _checksums(partition: Path, part: slice) -> tuple[pa.Array, pa.Array]:
     return pa.nulls(len(npu), pa.float64()), pc.if_else(pc.equal(npu, bench), npu, differ)
 
 
-def numbers(partition: Path, name: str) -> npt.NDArray[np.float64]:
-    """A numeric column of a partition, NaN for null."""
-    column = _read(partition, [name])[name]
+def numbers(partition: Path, name: str, part: slice = slice(None)) -> npt.NDArray[np.float64]:
+    """A numeric column of a partition, or a range of its rows; NaN for null."""
+    column = _read(partition, [name], part)[name]
     return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
 def _read(partition: Path, names: list[str], part: slice = slice(None)) -> dict[str, pa.Array]:
-    """Columns of a partition; booleans as the texts `True` and `False`, dictionary columns plain."""
-    table = pq.read_table(partition, columns=names, memory_map=True)
+    """Columns of a partition, or a range of rows of them, of which no other row group is read.
+
+    Booleans become the texts `True` and `False`, dictionary columns plain ones.
+    """
+    with pq.ParquetFile(partition, memory_map=True) as file:
+        start, stop, _ = part.indices(file.metadata.num_rows)
+        groups: list[int] = []
+        first_row = end = 0
+        for i in range(file.metadata.num_row_groups):
+            begin, end = end, end + file.metadata.row_group(i).num_rows
+            if begin < stop and start < end:
+                if not groups:
+                    first_row = begin
+                groups.append(i)
+        table = file.read_row_groups(groups, columns=names)
     out: dict[str, pa.Array] = {}
     for name in names:
-        column = cells.combined(table.column(name))[part]
+        column = cells.combined(table.column(name)).slice(start - first_row, max(0, stop - start))
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
         if pa.types.is_boolean(column.type):

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from aggregator import cells, columns, divergence
+from aggregator import cells, columns, divergence, merge
 from aggregator.columns import TEXT_SUFFIX, Mode
 from aggregator.model import RankComparison, RankFailure
 from aggregator.sources import ResultFile
@@ -243,7 +243,7 @@ def load(file: ResultFile, partition: Path, *, tolerance: float | None = None) -
         return RankFailure(file.step, file.rank, file.path, reason)
     try:
         partition.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, partition, compression="zstd", compression_level=1)
+        pq.write_table(table, partition, compression="zstd", compression_level=1, row_group_size=merge.ROW_GROUP)
     except OSError as error:
         return RankFailure(file.step, file.rank, file.path, f"its table cannot be written: {error}")
     words = pc.value_counts(cells.combined(table.column(columns.RESULT))).to_pylist()

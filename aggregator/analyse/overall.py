@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from aggregator import merge
-from aggregator.columns import Mode
 from aggregator.merge import MergePlan, RankTable
 from aggregator.model import Divergence, RankComparison, rank_order
 
@@ -67,9 +66,8 @@ def first(
     shared = all(entry.first is not None and entry.first.item == earliest.item for entry in same_step)
     if not shared or len(same_step) < 3:
         return First(earliest)
-    mode = same_step[0].mode
-    plan = merge.plan(mode, [RankTable(entry.rank, entry.partition) for entry in same_step])
-    outlier = _outlier(mode, plan, same_step, earliest)
+    plan = merge.plan(same_step[0].mode, [RankTable(entry.rank, entry.partition) for entry in same_step])
+    outlier = _outlier(plan, same_step, earliest)
     if outlier is None:
         return First(earliest)
     described = divergence_at(*outlier)
@@ -77,34 +75,47 @@ def first(
 
 
 def _outlier(
-    mode: Mode, plan: MergePlan, compared: Sequence[RankComparison], common: Divergence
+    plan: MergePlan, compared: Sequence[RankComparison], common: Divergence
 ) -> tuple[RankComparison, int] | None:
     """The earliest item after `common` that singles out less than half of the ranks, as (comparison, row)."""
-    # In merged rows, so that ranks with other items line up; ranks and columns are both in numeric order.
-    excess = np.stack([_aligned(rank, rows) for rank, rows in zip(plan.ranks, plan.rows, strict=True)], axis=1)
+    start = _merged_row(plan, common) + 1
+    # Some ten blocks of a merge: the matrices of numbers here are all there is.
+    height = max(merge.LEAST_ROWS, 10 * merge.CELLS_PER_BLOCK // len(plan.ranks))
+    for top in range(start, plan.height, height):
+        # In merged rows, so that ranks with other items line up; ranks and columns are both in numeric order.
+        excess = np.stack(
+            [_aligned(rank, rows[top : top + height]) for rank, rows in zip(plan.ranks, plan.rows, strict=True)], axis=1
+        )
+        candidates = np.flatnonzero(_singles_out(excess))
+        if len(candidates):
+            row = int(candidates[0])
+            rank = int(np.argmax(np.where(excess[row] > 1, excess[row], -1.0)))
+            between = _aligned(plan.ranks[rank], plan.rows[rank][start : top + row])
+            between = between[~np.isnan(between)]
+            if len(between) and np.count_nonzero(between > 1) * 2 >= len(between):
+                return None  # it spread: what follows is its consequence
+            return compared[rank], int(plan.rows[rank][top + row])
+    return None
+
+
+def _singles_out(excess: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Rows in which less than half of the ranks (columns) are out, and far beyond all others."""
     out = excess > 1
+    rest = np.where(out | np.isnan(excess), 0.0, excess).max(axis=1)
+    least = np.where(out, excess, np.inf).min(axis=1)
     count = out.sum(axis=1)
-    with np.errstate(invalid="ignore"):
-        rest = np.where(out | np.isnan(excess), 0.0, excess).max(axis=1)
-        least = np.where(out, excess, np.inf).min(axis=1)
-    few = (count > 0) & (2 * count < len(plan.ranks)) & (least >= STANDS_OUT * rest)
-    start = _merged_row(plan, common)
-    candidates = np.flatnonzero(few)
-    candidates = candidates[candidates > start]
-    if not len(candidates):
-        return None
-    row = int(candidates[0])
-    rank = int(np.argmax(np.where(out[row], excess[row], -1.0)))
-    between = excess[start + 1 : row, rank]
-    between = between[~np.isnan(between)]
-    if len(between) and np.count_nonzero(between > 1) * 2 >= len(between):
-        return None  # it spread: what follows is its consequence
-    return compared[rank], int(plan.rows[rank][row])
+    found: npt.NDArray[np.bool_] = (count > 0) & (2 * count < excess.shape[1]) & (least >= STANDS_OUT * rest)
+    return found
 
 
 def _aligned(rank: RankTable, rows: merge.Rows) -> npt.NDArray[np.float64]:
-    own = merge.numbers(rank.partition, EXCESS)
-    return np.where(rows >= 0, own[np.maximum(rows, 0)], np.nan)
+    """A rank's excess in merged rows, NaN where it lacks the item."""
+    present = rows[rows >= 0]
+    if not len(present):
+        return np.full(len(rows), np.nan)
+    first, last = int(present.min()), int(present.max())
+    own = merge.numbers(rank.partition, EXCESS, slice(first, last + 1))
+    return np.where(rows >= 0, own[np.maximum(rows - first, 0)], np.nan)
 
 
 def _merged_row(plan: MergePlan, divergence: Divergence) -> int:

@@ -31,7 +31,7 @@ def ranks(tmp_path: Path, result_csv: Write) -> Ranks:
         out = []
         for rank, rows in enumerate(rows_by_rank):
             read = results.read(result_csv(tmp_path / f"{rank}.csv", rows))
-            pq.write_table(results.partition_table(read), tmp_path / f"{rank}.parquet")
+            pq.write_table(results.partition_table(read), tmp_path / f"{rank}.parquet", row_group_size=5)
             out.append(RankTable(rank, tmp_path / f"{rank}.parquet"))
         return out
 
@@ -123,10 +123,10 @@ def test_blocks_of_any_height_hold_the_same_cells(make_row: Row, ranks: Ranks) -
     tables = ranks([make_row(n) for n in names if ".7." not in n], [make_row(n, bench=None) for n in names])
     plan = merge.plan(Mode.STATISTICS, tables)
 
-    def cells(size: int) -> list[list[str | None]]:
+    def cells(height: int) -> list[list[str | None]]:
         out: list[list[str | None]] = [[], []]
-        for block in merge.blocks(plan, "Max diff", cells_per_block=size):
-            assert len(block.names) * 2 <= max(2, size)
+        for block in merge.blocks(plan, "Max diff", rows_per_block=height):
+            assert len(block.names) <= height
             for column, into in zip(block.columns, out, strict=True):
                 into += column.shown(percentage=False).to_pylist()
         return out
