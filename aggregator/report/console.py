@@ -451,7 +451,8 @@ def next_command(report: Report) -> tuple[str, ...]:
             files = f"{shlex.quote(str(report.output))}/{step}merged/*.csv"
             return ("That item over all ranks:", f"grep -F {shlex.quote(report.first.item)} {files}")
     if report.missing and not report.allow_missing:
-        return ("To take the missing ranks as known:", f"msprobe-aggregate {given} --allow-missing")
+        bench = "".join(f" --bench {shlex.quote(str(path))}" for path in report.bench)
+        return ("To take the missing ranks as known:", f"msprobe-aggregate {given}{bench} --allow-missing")
     return ()
 
 
