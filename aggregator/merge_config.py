@@ -1,10 +1,10 @@
 """`--config merge.yaml`: which items and which metrics to merge, in msprobe's own two keys.
 
-    api:                      # optional here; without it all items
-    - Distributed             # {type}, {type}.{api}, {type}.{api}.{call} or {type}.{api}.{call}.{direction}
-    - Torch.matmul.0
-    compare_index:          # optional; without it the mode's metrics, then Requires_grad Consistent
-    - Max diff
+api:                      # optional here; without it all items
+- Distributed             # {type}, {type}.{api}, {type}.{api}.{call} or {type}.{api}.{call}.{direction}
+- Torch.matmul.0
+compare_index:          # optional; without it the mode's metrics, then Requires_grad Consistent
+- Max diff
 """
 
 from __future__ import annotations
