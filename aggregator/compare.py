@@ -52,7 +52,7 @@ def compare_rank(
     try:
         found = _compared(target, bench, tolerance)
         partition.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(found.table, partition, compression="zstd", compression_level=1)
+        _write_partition(found.table, partition)
         if results is not None:
             write_results(found.table, found.mode, results, rank, time, formats)
     except InputError as error:
@@ -77,6 +77,20 @@ def compare_rank(
         partial=found.partial,
         notes=found.notes,
     )
+
+
+# Nearly every row has another text there, so that a dictionary would only cost time.
+_DISTINCT = frozenset({columns.NPU_NAME, columns.BENCH_NAME})
+
+
+def _write_partition(table: pa.Table, path: Path) -> None:
+    """Write a partition, readable column by column. Raises OSError."""
+    repeated = [
+        name
+        for name in table.column_names
+        if pa.types.is_string(table.schema.field(name).type) and name not in _DISTINCT
+    ]
+    pq.write_table(table, path, compression="zstd", compression_level=1, use_dictionary=repeated)
 
 
 def write_results(

@@ -191,19 +191,24 @@ def number_texts(numbers: pa.Array, is_integer: npt.NDArray[np.bool_]) -> pa.Arr
     if not with_exponent.any():
         return shown
     # Arrow writes an exponent of one digit where Python writes two ...
-    shown = pc.replace_substring_regex(shown, r"(e[+-])(\d)$", r"\10\2")
-    # ... and sets in at other sizes, and large integers have all their digits.
+    short = (size >= 1e-10) & (size < 1e-6)
+    shown = _replaced(shown, short, lambda texts: pc.replace_substring_regex(texts, r"(e-)(\d)$", r"\10\2"))
+    # ... and sets in at other sizes; and large integers have all their digits.
     other = ((size >= 1e-6) & (size < _PLAIN_LEAST)) | ((size >= _PLAIN_MOST) & (size < 1e16))
-    odd = np.flatnonzero(other | (with_exponent & integral))
-    if not len(odd):
-        return shown
+    odd = other | (with_exponent & integral)
     spelled = [
         str(int(value)) if whole else repr(value)
         for value, whole in zip(values[odd].tolist(), is_integer[odd].tolist(), strict=True)
     ]
-    mask = np.zeros(len(values), bool)
-    mask[odd] = True
-    return pc.replace_with_mask(shown, pa.array(mask), pa.array(spelled, pa.string()))
+    return _replaced(shown, odd, lambda _: pa.array(spelled, pa.string()))
+
+
+def _replaced(texts: pa.Array, where: npt.NDArray[np.bool_], replacement: Callable[[pa.Array], pa.Array]) -> pa.Array:
+    """The texts, those of `where` put through a function: regular expressions over all rows would cost most."""
+    if not where.any():
+        return texts
+    mask = pa.array(where)
+    return pc.replace_with_mask(texts, mask, replacement(texts.filter(mask)))
 
 
 def _one(column: Any) -> pa.Array:
