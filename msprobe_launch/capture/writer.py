@@ -25,7 +25,7 @@ from msprobe_launch.records.roster import write_atomically
 
 
 class StepWriter:
-    """The files of one step of one rank. Nothing is made on disk before the first record."""
+    """The files of one step of one rank."""
 
     def __init__(self, folder: RankFolder, config: ProbeConfig, framework: str, stacks: StackTable) -> None:
         self.folder = folder
@@ -38,6 +38,13 @@ class StepWriter:
         self._journal: FileIO | None = None
         self._side: FileIO | None = None
         self._side_lines: list[str] = []
+
+    def begin(self, guard: Guard) -> None:
+        """Make the folder and an empty journal: from now on a crash leaves a step that says it is partial."""
+        try:
+            self._begin()
+        except OSError as error:
+            guard.lose(f"write {self.folder.path}", error, 0)
 
     def write(self, records: list[CallRecord], guard: Guard, *, last: bool) -> None:
         """Append records to the journal. What cannot be written is counted in `guard`; never raises.
@@ -58,6 +65,9 @@ class StepWriter:
 
     def _begin(self) -> None:
         os.makedirs(self.folder.path, exist_ok=True)
+        if self.folder.dump.exists():
+            # Two programs in turn as one rank, or a restart that kept its number: what is there is not ours.
+            raise FileExistsError("an earlier process of this rank has recorded this step; it is kept")
         config = self._config
         head = journal.header(config.task.value, config.level.value, self._framework)
         handle = FileIO(self.folder.journal, "w")
@@ -199,6 +209,7 @@ class Writer:
         """Records that follow belong to this step."""
         folder = self._layout.rank_folder(step, self._rank)
         self._step = StepWriter(folder, self._config, self._framework, self.stacks)
+        self._step.begin(self._guard)
         self._flush_at = time.monotonic() + self._config.flush_seconds
 
     def add(self, record: CallRecord) -> bool:

@@ -44,11 +44,11 @@ _HELPERS = (
     "torch.overrides",
     "torch._tensor",
     "torch._ops",
-    "torch.distributed.distributed_c10d",
-    "torch.distributed.c10d_logger",
     "torch.utils._contextlib",
     "msprobe_launch.",
 )
+# The same for collectives; other calls from here serve a collective's own ends (pickling an object to gather).
+_COLLECTIVE_HELPERS = ("torch.distributed.distributed_c10d", "torch.distributed.c10d_logger")
 # Modules whose own torch calls are machinery and not the user's computation. Collectives are recorded all the same.
 _MACHINERY = (
     "torch.optim",
@@ -70,7 +70,7 @@ _MACHINERY = (
     "torch.storage",
     "torch.random",
 )
-_HELPER, _SKIPPED, _CALLER = range(3)
+_HELPER, _COLLECTIVE_HELPER, _SKIPPED, _CALLER = range(4)
 
 
 class Site:
@@ -249,10 +249,13 @@ class ApiCalls(TorchFunctionMode):
             kind = callers.get(code)
             if kind is None:
                 kind = callers[code] = _kind_of(frame.f_globals.get("__name__") or "")
-            if kind == _CALLER or (kind == _SKIPPED and site.collective is not None):
+            if kind == _CALLER:
                 return frame
-            if kind == _SKIPPED:
-                return None
+            if kind != _HELPER:
+                if site.collective is None:
+                    return None
+                if kind == _SKIPPED:
+                    return frame
             frame = frame.f_back
         return None
 
@@ -367,6 +370,8 @@ class ApiCalls(TorchFunctionMode):
 def _kind_of(module: str) -> int:
     if module.startswith(_HELPERS):
         return _HELPER
+    if module.startswith(_COLLECTIVE_HELPERS):
+        return _COLLECTIVE_HELPER
     return _SKIPPED if module.startswith(_MACHINERY) else _CALLER
 
 

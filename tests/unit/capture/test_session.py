@@ -239,3 +239,14 @@ def test_data_mode_forward_input_keeps_inputs_only(tmp_path: Path) -> None:
 
     gate = Gate(ProbeConfig(run_dir=tmp_path, data_mode=frozenset({DataMode.FORWARD, DataMode.INPUT})))
     assert (gate.forward, gate.backward, gate.inputs, gate.outputs) == (True, False, True, False)
+
+
+def test_what_an_earlier_process_of_the_rank_recorded_is_kept(tmp_path: Path) -> None:
+    for value in (1.0, 9.0):
+        toy, session = start(tmp_path)
+        step(toy, value)
+        session.finish(clean=True)
+    assert dump(tmp_path, 0)["Module.net.Layer.forward.0"]["input_args"][0]["Max"] == 1.0
+    mark = roster.load(RunLayout(tmp_path).roster_mark(0), roster.RankMark)
+    assert mark.steps == ()
+    assert sum(mark.lost.values()) == 3
