@@ -33,7 +33,8 @@ class Toy:
 
     def scale(self, array: Array, factor: float) -> Array:
         """An API of the framework."""
-        return self.on_call("scale", lambda a, f: Array(x * f for x in a), (array, factor))
+        scaled: Array = self.on_call("scale", lambda a, f: Array(x * f for x in a), (array, factor))
+        return scaled
 
     def layer(self, name: str, forward: Callable[..., Any], *args: Any, training: bool = True) -> Any:
         """Call a layer; layers may call layers."""

@@ -132,6 +132,9 @@ class Session:
             self.guard.miss(f"filter '{text}' matched nothing")
         self._save_mark(finished=clean)
 
+    def _over(self) -> bool:
+        return self._done
+
     # -- steps
 
     def outermost_forward(self, gradients: bool) -> bool:
@@ -145,7 +148,7 @@ class Session:
                 self._resolve_held(decision.boundary)
                 if decision.boundary in (Boundary.CUT, Boundary.JOIN_CUT):
                     self._next_step()
-                if self._done:
+                if self._over():
                     return False
             if not decision.record:
                 self._pause()

@@ -7,6 +7,7 @@ tries again; what was complete stays complete because the journal is cut back to
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -159,10 +160,8 @@ class StepWriter:
         """Let go of the files; the journal stays for a reader."""
         for handle in (self._journal, self._side):
             if handle is not None:
-                try:
+                with contextlib.suppress(OSError):
                     handle.close()
-                except OSError:
-                    pass  # a flush into a full disk: counted when it was written
         self._journal = self._side = None
 
     def log_error(self, message: str) -> None:

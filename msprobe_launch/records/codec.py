@@ -7,17 +7,18 @@ Text is assembled by hand: building dictionaries for an encoder costs more than 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
-
-try:
-    from msgspec.json import encode as _encode
-except ImportError:  # a rank's environment may be leaner than ours
-    _encode = None  # type: ignore[assignment]
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 from msprobe_launch.records.model import CallRecord, PlainValue, TensorValue, Value
 
 quote = json.encoder.encode_basestring_ascii
+
+encode: Callable[[list[Any]], bytes] | None
+try:
+    from msgspec.json import encode
+except ImportError:  # a rank's environment may be leaner than ours
+    encode = None
 
 _REQUIRES_GRAD = {True: ', "requires_grad": true', False: ', "requires_grad": false', None: ""}
 
@@ -64,9 +65,9 @@ def format_tensors(values: list[TensorValue]) -> None:
 
 def number_texts(numbers: list[Any]) -> list[str]:
     """JSON texts of statistics. Shortest texts that read back as the same number, as repr gives them."""
-    if _encode is None:
+    if encode is None:
         return [number_text(number) for number in numbers]
-    texts: list[str] = _encode(numbers)[1:-1].decode().split(",") if numbers else []
+    texts: list[str] = encode(numbers)[1:-1].decode().split(",") if numbers else []
     # The encoder has no word for these; it writes null.
     for index, number in enumerate(numbers):
         if number is not None and number - number != 0:
@@ -78,17 +79,18 @@ def value_text(value: Value) -> str:
     """JSON text of any recorded value."""
     kind = type(value)
     if kind is TensorValue:
-        return value.text or tensor_text(value)  # type: ignore[union-attr,arg-type]
+        tensor = cast("TensorValue", value)
+        return tensor.text or tensor_text(tensor)
     if value is None:
         return "null"
     if kind is PlainValue:
-        return value.text  # type: ignore[union-attr,return-value]
+        return cast("PlainValue", value).text
     if kind is list:
-        return f"[{', '.join([value_text(item) for item in value])}]"  # type: ignore[union-attr]
-    return _object_text(value)  # type: ignore[arg-type]
+        return f"[{', '.join([value_text(item) for item in cast('list[Value]', value)])}]"
+    return _object_text(cast("dict[str, Value]", value))
 
 
-def _object_text(values: dict[str, Value]) -> str:
+def _object_text(values: Mapping[str, Value]) -> str:
     return f"{{{', '.join([f'{quote(key)}: {value_text(item)}' for key, item in values.items()])}}}"
 
 
@@ -96,8 +98,8 @@ def record_line(name: str, record: CallRecord) -> str:
     """One journal line without its end: ` "<op>": {...}`."""
     if record.is_grad:
         # One list per parameter, as the field's files have it: {"weight": [item]}.
-        items = {key: [item] for key, item in (record.parameters or {}).items()}
-        return f" {quote(name)}: {_object_text(items)}"  # type: ignore[arg-type]
+        items: dict[str, Value] = {key: [item] for key, item in (record.parameters or {}).items()}
+        return f" {quote(name)}: {_object_text(items)}"
     parts = []
     if record.op.backward:
         parts.append(f'"input": {value_text(record.inputs or [])}')

@@ -71,7 +71,9 @@ class Context:
         """Text of construct.json: `{op: parent}`, or `{}` at level L1, where the field's files are empty too."""
         if not with_parents:
             return "{}\n"
-        return json.dumps({op: parent for op, (parent, _) in self.ops.items()}, separators=(",\n ", ": "))[:-1] + "\n}\n"
+        return (
+            json.dumps({op: parent for op, (parent, _) in self.ops.items()}, separators=(",\n ", ": "))[:-1] + "\n}\n"
+        )
 
 
 def read_context(path: Path) -> Context:

@@ -1,12 +1,12 @@
 """Names of all files and folders of a run: the only code that knows them.
 
-    RUN_DIR/
-      manifest.json             one per run, by the first node
-      roster/rank<R>.json       one per rank
-      logs/                     per-rank stdout and stderr, as the backend lays them out
-      step<N>/rank<R>/...       one folder per step and rank
-      attempt<K>/               attempt K >= 1 of the launcher: the same roster, logs and steps once more
-      aggregate/<time>/         what msprobe-aggregate writes
+RUN_DIR/
+  manifest.json             one per run, by the first node
+  roster/rank<R>.json       one per rank
+  logs/                     per-rank stdout and stderr, as the backend lays them out
+  step<N>/rank<R>/...       one folder per step and rank
+  attempt<K>/               attempt K >= 1 of the launcher: the same roster, logs and steps once more
+  aggregate/<time>/         what msprobe-aggregate writes
 """
 
 from __future__ import annotations

@@ -40,9 +40,10 @@ class Manifest:
 class RankMark:
     """Who a rank was, what it recorded, what it lost, and how it ended.
 
-    `attached` is False in a mark that only the launcher wrote (the rank never reached us). `steps` lists the recorded
-    steps that are complete on disk, `partial_steps` those of which something is missing. `lost` maps a reason to a number of calls. `unseen` maps what could not be observed to a
-    number. `exit_code` is negative for a signal, as subprocess has it; `ended` says it in words.
+    `attached` is False in a mark that only the launcher wrote (the rank never reached us). `steps` lists the
+    recorded steps that are complete on disk, `partial_steps` those of which something is missing. `lost` maps a
+    reason to a number of calls. `unseen` maps what could not be observed to a number. `exit_code` is negative
+    for a signal, as subprocess has it; `ended` says it in words.
     """
 
     rank: int
@@ -79,12 +80,9 @@ def write_atomically(path: Path, text: str) -> None:
     # The pid keeps two writers on one shared file system from taking each other's temporary file.
     temporary = os.path.join(path.parent, f".{path.name}.{os.getpid()}.tmp")
     try:
-        try:
-            handle = open(temporary, "wb")
-        except FileNotFoundError:
+        if not path.parent.is_dir():
             os.makedirs(path.parent, exist_ok=True)
-            handle = open(temporary, "wb")
-        with handle:
+        with open(temporary, "wb") as handle:
             handle.write(text.encode())
         os.replace(temporary, path)
     except BaseException:
@@ -112,7 +110,7 @@ def load(path: Path, kind: type[_T]) -> _T:
     if not isinstance(raw, dict):
         raise UnreadableInput(f"{path}: holds {type(raw).__name__}, not an object")
     names = {f.name for f in dataclasses.fields(kind)}
-    values = {key: tuple(v) if isinstance(v, list) else v for key, v in raw.items() if key in names}
+    values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in raw.items() if key in names}
     try:
         return kind(**values)
     except TypeError as error:

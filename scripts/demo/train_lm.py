@@ -12,7 +12,7 @@ import argparse
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 VOCABULARY, WIDTH, SEQUENCE, BATCH, LAYERS, STEPS = 256, 64, 32, 4, 4, 3

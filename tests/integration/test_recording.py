@@ -112,7 +112,10 @@ def test_collectives_are_recorded_with_groups_and_what_they_delivered(launch: An
     assert ops["Distributed.recv.0.forward"]["input_args"] == [None]
     assert outputs(ops["Distributed.recv.0.forward"]) == 1.0
     batch = ops["Distributed.batch_isend_irecv.0.forward"]["output"][0]
-    assert [(item["op"], item["tensor"]["Max"], item["peer"]) for item in batch] == [("isend", 2.0, 0), ("irecv", 1.0, 0)]
+    assert [(item["op"], item["tensor"]["Max"], item["peer"]) for item in batch] == [
+        ("isend", 2.0, 0),
+        ("irecv", 1.0, 0),
+    ]
     assert "Distributed.barrier.0.forward" in ops
     assert not any(name.startswith("Tensor.resize_") for name in ops)  # the insides of all_gather_object
 
@@ -134,7 +137,9 @@ def test_children_of_ranks_record_nothing(launch: Any, run_cli: Any, shared: Pat
             "Module.0.Linear.forward.0", "Module.1.Tanh.forward.0", "Module.2.Linear.forward.0",
         ]  # fmt: skip
     control = tmp_path / "control"
-    done = run_cli(["-m", "torch.distributed.run", "--nproc-per-node", "2", script], env={"OUT": str(control)}, timeout=200)
+    done = run_cli(
+        ["-m", "torch.distributed.run", "--nproc-per-node", "2", script], env={"OUT": str(control)}, timeout=200
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     for rank in (0, 1):
         ours, theirs = torch.load(out / f"grad_{rank}.pt"), torch.load(control / f"grad_{rank}.pt")

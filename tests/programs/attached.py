@@ -1,6 +1,6 @@
 """Run a script with a Session started in this process, without a launcher.
 
-    python attached.py RUN_DIR LEVEL SCRIPT [ARG ...]       level `off`: nothing is attached; `mix+eval`: --probe-eval
+python attached.py RUN_DIR LEVEL SCRIPT [ARG ...]       level `off`: nothing is attached; `mix+eval`: --probe-eval
 """
 
 from __future__ import annotations

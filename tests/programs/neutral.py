@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 STEPS = 5
@@ -158,12 +158,12 @@ class Checkpointed(nn.Module):
 
 class Cube(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:  # noqa: ANN001
+    def forward(ctx, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         return x**3
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> Tensor:  # noqa: ANN001
+    def backward(ctx, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         return grad * 3 * x**2
 
@@ -240,7 +240,10 @@ def ddp(model: nn.Module) -> nn.Module:
 
 
 def gan() -> list[object]:
-    g, d = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 6)), nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
+    g, d = (
+        nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 6)),
+        nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1)),
+    )
     og, od = torch.optim.Adam(g.parameters(), lr=1e-2), torch.optim.Adam(d.parameters(), lr=1e-2)
     seen: list[object] = []
     for _ in range(STEPS):
@@ -274,7 +277,9 @@ def functional() -> list[object]:
 
 
 def encoder() -> list[object]:
-    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2, enable_nested_tensor=False)
+    model = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2, enable_nested_tensor=False
+    )
     return train(model, lambda: torch.randn(2, 5, 16), evaluate=True)
 
 

@@ -78,5 +78,3 @@ class TorchAdapter:
 def create_adapter() -> TorchAdapter:
     """Entry point named in `msprobe_launch.adapters.ADAPTERS`."""
     return TorchAdapter()
-
-

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from msprobe_launch.adapters.torch.classify import OperatorNames, api_name, is_o
 from msprobe_launch.adapters.torch.modules import output_items
 from msprobe_launch.adapters.torch.quiet import Quiet, is_traced
 from msprobe_launch.adapters.torch.values import TorchValues
-from msprobe_launch.records.model import CallRecord, OpRef, Value
+from msprobe_launch.records.model import CallRecord, Value
 from msprobe_launch.records.names import NameTemplate
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class ApiCalls(TorchFunctionMode):
                 session.backward_ends()
 
         torch.autograd.graph._engine_run_backward = run
-        torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]
+        torch.autograd._engine_run_backward = run
 
     def _hide_from_fast_paths(self) -> None:
         """Fused fast paths of evaluation are left where torch sees a mode; it must not see ours (docs/capture.md)."""
@@ -385,5 +385,3 @@ def _same(default: Any, value: Any) -> bool:
         return bool(default == value)
     except Exception:  # noqa: BLE001 - an object whose comparison is of its own kind
         return False
-
-

@@ -275,4 +275,3 @@ class BackwardWatch:
             finally:
                 self._quiet.leave()
             self._emit(state)
-

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """Arguments by (position, name). A receive buffer holds nothing before the call, a send buffer nothing new after."""
+    """Arguments by (position, name). A receive buffer holds nothing before the call, a send buffer no news after."""
 
     receives: tuple[int, str] | None = None
     sends: tuple[int, str] | None = None
@@ -141,9 +141,7 @@ class PendingWorks:
 
         setattr(work_class, name, watched)
 
-    def defer(
-        self, result: Any, record: CallRecord, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> bool:
+    def defer(self, result: Any, record: CallRecord, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """True where `result` is work in progress and the record waits for it."""
         works = [result] if isinstance(result, dist.Work) else result
         if not isinstance(works, list) or not works or not all(isinstance(work, dist.Work) for work in works):

@@ -54,7 +54,7 @@ class ModuleCalls:
         session = self._session
         observe = self._observe
 
-        def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             # First of all: Dynamo folds this question, and must see nothing else of ours.
             if _is_compiling() or not session.listening:
                 return original(self, *args, **kwargs)
@@ -62,7 +62,7 @@ class ModuleCalls:
 
         __call__.__qualname__ = original.__qualname__
         __call__.__doc__ = original.__doc__
-        nn.Module.__call__ = __call__  # type: ignore[method-assign]
+        nn.Module.__call__ = __call__
         nn.modules.module.register_module_module_registration_hook(self._names.held_by)
 
     def close(self) -> None:

@@ -32,13 +32,13 @@ def _watch_creation(session: Session) -> None:
     original = Optimizer.__init__
 
     @functools.wraps(original)
-    def __init__(self: Optimizer, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+    def __init__(self: Optimizer, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         key = id(self)
         session.optimizer_made(key)
         weakref.finalize(self, session.optimizer_gone, key).atexit = False
 
-    Optimizer.__init__ = __init__  # type: ignore[method-assign]
+    Optimizer.__init__ = __init__
 
 
 def _scaler_classes() -> list[type]:

@@ -35,7 +35,7 @@ class TorchValues:
         self.deferred = Deferred()
         self._fresh: list[TensorValue] = []
         self._measures = task is not Task.STRUCTURE
-        self._cache: dict[int, tuple[weakref.ref[Tensor], int, int, TensorValue]] = {}
+        self._cache: dict[int, tuple[Any, int, int, TensorValue]] = {}
         self._heads: dict[tuple[Any, ...], str] = {}
         self._plain: dict[Any, PlainValue] = {}
         by_type = self.describe.by_type
@@ -66,9 +66,13 @@ class TorchValues:
         key = id(tensor)
         known = self._cache.get(key)
         try:
-            if known is not None and known[0]() is tensor and known[1] == tensor._version:
-                if known[2] == tensor.data_ptr():
-                    return known[3]
+            if (
+                known is not None
+                and known[0]() is tensor
+                and known[1] == tensor._version
+                and known[2] == tensor.data_ptr()
+            ):
+                return known[3]
             value = self._measured(tensor, "torch.Tensor", tensor)
             if len(self._cache) >= _CACHE_LIMIT:
                 self._cache.clear()
@@ -121,8 +125,8 @@ class TorchValues:
         if isinstance(value, dist.ProcessGroup):
             return process_group(value)
         kind = type(value)
-        if kind.__module__.startswith("torch") and "ReduceOp" in kind.__qualname__ or kind.__name__ == "RedOpType":
-            return text("torch.distributed.ReduceOp", f"RedOpType.{getattr(value, 'name', '') or reduce_op(value)}")
+        if kind.__module__.startswith("torch") and kind.__name__ in ("ReduceOp", "RedOpType"):
+            return text("torch.distributed.ReduceOp", f"RedOpType.{reduce_op(value)}")
         if kind is dist.P2POp:
             return self._p2p(value)
         if kind.__module__ == "numpy":
@@ -218,7 +222,7 @@ def process_group(group: Any) -> Value:
 
 
 def reduce_op(value: Any) -> str:
-    """Name of a reduce operation (`SUM`)."""
+    """Name of a reduce operation (`SUM`): `ReduceOp` holds a `RedOpType`, and either may be handed over."""
     return str(getattr(value, "op", value)).rpartition(".")[2]
 
 
@@ -234,7 +238,12 @@ def _numpy(value: Any) -> Value:
             return TensorValue(head, requires_grad=None)
         out = TensorValue(head, requires_grad=None)
         wide = value.astype(np.float64)
-        out.statistics = (value.max().item(), value.min().item(), wide.mean().item(), float(np.linalg.norm(wide.ravel())))
+        out.statistics = (
+            value.max().item(),
+            value.min().item(),
+            wide.mean().item(),
+            float(np.linalg.norm(wide.ravel())),
+        )
         return out
     if isinstance(value, np.bool_):
         return plain("bool", "true" if value else "false")

@@ -48,5 +48,3 @@ def record(tmp_path_factory: pytest.TempPathFactory, run_cli: Any) -> Record:
         return Recorded(folder / "run", done.stdout)
 
     return run
-
-

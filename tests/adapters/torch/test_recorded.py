@@ -9,7 +9,7 @@ import pytest
 
 pytestmark = pytest.mark.torch
 
-NET = '''
+NET = """
 import collections, dataclasses, torch
 from torch import nn
 from torch.nn import functional as F
@@ -36,14 +36,14 @@ class Net(nn.Module):
 torch.manual_seed(0)
 net = Net()
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-'''
-TRAIN = '''
+"""
+TRAIN = """
 for _ in range(2):
     optimizer.zero_grad()
     loss = net(torch.ones(4, 3)).square().sum()
     loss.backward()
     optimizer.step()
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_levels(record: Any, level: str, kinds: set[str]) -> None:
         assert recorded.construct() == {}
 
 
-VALUES = '''
+VALUES = """
 import collections, dataclasses, enum, numpy as np, torch
 from torch import nn
 
@@ -177,7 +177,7 @@ VALUES = dict(
 net = Net()
 net(list(VALUES.values())).backward()
 print(" ".join(VALUES))
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +185,10 @@ def values(record: Any) -> dict[str, Any]:
     recorded = record(VALUES, "L0")
     assert recorded.mark["lost"] == {}
     names = recorded.stdout.split()
-    return {name: recorded.steps[0][f"Module.take.Take.forward.{i}"]["input_kwargs"]["value"] for i, name in enumerate(names)}
+    return {
+        name: recorded.steps[0][f"Module.take.Take.forward.{i}"]["input_kwargs"]["value"]
+        for i, name in enumerate(names)
+    }
 
 
 def stats(item: dict[str, Any]) -> tuple[Any, ...]:
@@ -203,7 +206,12 @@ def test_statistics_of_each_dtype(values: dict[str, Any]) -> None:
     assert stats(values["bf16"]) == (2.5, 1.0, 1.75, pytest.approx(math.sqrt(7.25)))  # not rounded to bf16
     assert stats(values["f16"]) == (6e4, 1.0, pytest.approx(120001 / 3), pytest.approx(math.sqrt(7.2e9 + 1)))
     assert stats(values["fp8"]) == (2.0, 1.0, 1.5, pytest.approx(math.sqrt(5)))
-    assert stats(values["c64"]) == (5.0, pytest.approx(math.sqrt(5)), pytest.approx((5 + 5**0.5) / 2), pytest.approx(30**0.5))
+    assert stats(values["c64"]) == (
+        5.0,
+        pytest.approx(math.sqrt(5)),
+        pytest.approx((5 + 5**0.5) / 2),
+        pytest.approx(30**0.5),
+    )
     assert stats(values["empty"]) == stats(values["meta"]) == (None, None, None, None)
     assert all(math.isnan(x) for x in stats(values["nan"]))
     high, low, mean, norm = stats(values["inf"])
@@ -268,7 +276,9 @@ def test_a_module_called_directly_has_its_name_inside_the_model(record: Any) -> 
 
 
 def test_a_second_model_carries_its_class_name(record: Any) -> None:
-    recorded = record(NET + "d = nn.Sequential(nn.Linear(2, 1))\nd(net(torch.ones(1, 3))).sum().backward()\n", "L0+eval")
+    recorded = record(
+        NET + "d = nn.Sequential(nn.Linear(2, 1))\nd(net(torch.ones(1, 3))).sum().backward()\n", "L0+eval"
+    )
     names = {name for step in recorded.steps for name in step}
     assert "Module.inner.fc.Linear.forward.0" in names
     assert "Module.Sequential.0.Linear.forward.0" in names
@@ -276,7 +286,7 @@ def test_a_second_model_carries_its_class_name(record: Any) -> None:
 
 def test_a_model_that_is_one_layer_is_recorded(record: Any) -> None:
     recorded = record("import torch\nm = torch.nn.Linear(3, 2)\nm(torch.ones(1, 3)).sum().backward()\n", "L0")
-    assert list(recorded.steps[0])[0] == "Module.Linear.forward.0"
+    assert next(iter(recorded.steps[0])) == "Module.Linear.forward.0"
 
 
 def test_a_program_without_modules_is_recorded_step_by_step(record: Any) -> None:
@@ -305,7 +315,9 @@ def test_a_caught_exception_of_the_program_does_not_end_recording(record: Any) -
     assert recorded.construct()["Module.inner.Inner.forward.1"] is None  # nothing was left open as a parent
 
 
-def test_recompute_is_marked_and_every_block_has_one_logical_forward(record: Any, shared: Any, monkeypatch: Any, tmp_path: Any) -> None:
+def test_recompute_is_marked_and_every_block_has_one_logical_forward(
+    record: Any, shared: Any, monkeypatch: Any, tmp_path: Any
+) -> None:
     monkeypatch.setenv("OUT", str(tmp_path))
     code = (shared / "cases" / "p06_recompute.py").read_text()
     first, second = record(code), record(code)

@@ -117,7 +117,10 @@ def test_evaluation_between_steps_is_left_out_and_can_be_asked_for(tmp_path: Pat
     [
         ({"list": ("scale",)}, ["Toy.scale.0.forward"]),
         ({"list": ("Module.inner",)}, ["Toy.scale.0.forward", "Module.inner.Layer.forward.0"]),
-        ({"scope": ("Module.inner.Layer.forward.0", "Module.inner.Layer.forward.0")}, ["Toy.scale.0.forward", "Module.inner.Layer.forward.0"]),
+        (
+            {"scope": ("Module.inner.Layer.forward.0", "Module.inner.Layer.forward.0")},
+            ["Toy.scale.0.forward", "Module.inner.Layer.forward.0"],
+        ),
     ],
 )
 def test_filters(tmp_path: Path, options: dict[str, Any], expected: list[str]) -> None:
@@ -150,7 +153,9 @@ def test_nan_and_infinity_are_written_bare(tmp_path: Path) -> None:
     step(toy, float("nan"))
     step(toy, float("inf"))
     session.finish(clean=True)
-    text = RunLayout(tmp_path).rank_folder(0, 0).dump.read_text() + RunLayout(tmp_path).rank_folder(1, 0).dump.read_text()
+    text = (
+        RunLayout(tmp_path).rank_folder(0, 0).dump.read_text() + RunLayout(tmp_path).rank_folder(1, 0).dump.read_text()
+    )
     assert '"Max": NaN' in text
     assert '"Max": Infinity' in text
 
@@ -163,7 +168,7 @@ def test_an_odd_value_costs_its_own_record_only(tmp_path: Path) -> None:
 
     toy, session = start(tmp_path)
     toy.layer("net", lambda x: x, Array([1.0]))
-    broken = CallRecord(session.open_call(NameTemplate.of_api("Toy", "odd")), [Odd()], None, None)  # type: ignore
+    broken = CallRecord(session.open_call(NameTemplate.of_api("Toy", "odd")), [Odd()], None, None)  # type: ignore[arg-type,list-item]
     session.emit(broken)
     toy.optimizer_step()
     session.finish(clean=True)
