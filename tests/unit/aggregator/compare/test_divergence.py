@@ -273,6 +273,55 @@ def test_gradients_that_cancel_are_judged_by_what_came_in(compare_ops, make_call
     assert compare_ops(ops(0.2), ops(0.3)).excess("Functional.linear.0.backward.output.0") > 1.0
 
 
+def test_gradients_that_cancel_are_noise_in_the_optimizer_as_well(compare_ops, make_call, make_value):
+    def ops(noise, weight=1.0):
+        def step(number, value):
+            return {f"Tensor.lerp_.{number}.forward": make_call(scaled(make_value, value), scaled(make_value, value))}
+
+        return {
+            **step(0, noise),  # before the last backward call nothing is known to be a gradient
+            "Functional.linear.0.backward": {"input": [scaled(make_value, 1.0)], "output": []},
+            **step(1, noise),
+            **step(2, weight),
+        }
+
+    found = compare_ops(ops(2e-8), ops(3e-8))
+    assert found.excess("Tensor.lerp_.0.forward.input.1") > 1.0
+    assert found.excess("Tensor.lerp_.1.forward.input.1") < 1.0
+    assert compare_ops(ops(2e-8, 1.01), ops(2e-8, 1.0)).excess("Tensor.lerp_.2.forward.input.1") > 1.0
+
+
+def test_float32_that_was_computed_from_bfloat16_is_judged_as_such(compare_ops, make_call, make_value):
+    def ops(off):
+        return {
+            "Torch.a.0.forward": make_call(out=scaled(make_value, off)),
+            "Torch.b.0.forward": make_call(scaled(make_value, 1.0, dtype="torch.bfloat16")),
+            "Torch.c.0.forward": make_call(out=scaled(make_value, off)),
+            "Module.d.D.forward.0": make_call(parameters={"w": scaled(make_value, off)}),
+            "Torch.e.0.forward": make_call({"type": "float", "value": off}),
+        }
+
+    found = compare_ops(ops(1.002), ops(1.0))
+    assert found.excess("Torch.a.0.forward.output.0") > 1.0
+    assert found.excess("Torch.c.0.forward.output.0") < 1.0
+    assert found.excess("Module.d.D.forward.0.parameters.w") > 1.0
+    assert found.excess("Torch.e.0.forward.input.0") > 1.0
+
+
+def test_gradients_of_bfloat16_are_sums_over_all_tokens(compare_ops, make_call, make_value):
+    def ops(off):
+        half = {"dtype": "torch.bfloat16"}
+        return {
+            "Torch.a.0.forward": make_call(out=scaled(make_value, off, **half)),
+            "Torch.a.0.backward": {"input": [], "output": [scaled(make_value, off, **half)]},
+        }
+
+    found = compare_ops(ops(1.05), ops(1.0))
+    assert found.excess("Torch.a.0.forward.output.0") > 1.0
+    assert found.excess("Torch.a.0.backward.output.0") < 1.0
+    assert compare_ops(ops(1.2), ops(1.0)).excess("Torch.a.0.backward.output.0") > 1.0
+
+
 def test_tolerance_overrides(excess_of, make_value):
     off = scaled(make_value, 1.01), scaled(make_value, 1.0)
     assert excess_of(*off, tolerance=0.02) == pytest.approx(0.495, rel=0.02)
