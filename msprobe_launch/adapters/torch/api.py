@@ -22,7 +22,7 @@ from torch._C import _len_torch_function_stack as stack_depth
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._device import DeviceContext
 
-from msprobe_launch.adapters.torch import collectives
+from msprobe_launch.adapters.torch import collectives, compiled
 from msprobe_launch.adapters.torch.backward import BackwardWatch, inputs_of
 from msprobe_launch.adapters.torch.classify import OperatorNames, api_name, is_operator
 from msprobe_launch.adapters.torch.modules import output_items
@@ -119,6 +119,7 @@ class ApiCalls(TorchFunctionMode):
         """Follow the program into backward, and keep torch's own decisions as they are without us."""
         self._follow_backward()
         self._hide_from_fast_paths()
+        compiled.install(self._hidden)
         self._works.install()
         collectives.route_through_modes(self._outer_collective)
 
@@ -220,7 +221,9 @@ class ApiCalls(TorchFunctionMode):
         record = inputs = None
         try:
             frame = self._caller(_frame(2), site)
-            if frame is not None and not is_traced():
+            if frame is not None and is_traced():
+                session.guard.miss("API call inside a traced function")
+            elif frame is not None:
                 if not session.modules and not session.in_backward and session.watches_calls:
                     self._maybe_functional(args, kwargs)
                 if session.recording and session.observes_this_thread():

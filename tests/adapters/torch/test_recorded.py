@@ -326,3 +326,29 @@ def test_recompute_is_marked_and_every_block_has_one_logical_forward(
         assert [bool(op.get("is_recompute")) for op in calls].count(False) == 1
         assert len(calls) == (1 if block == "plain" else 2)
     assert [list(step) for step in first.steps] == [list(step) for step in second.steps]
+
+
+COMPILED = NET + '''
+from torch._dynamo.utils import counters
+import hashlib
+compiled = torch.compile(net, backend="aot_eager")
+for _ in range(4):
+    optimizer.zero_grad()
+    compiled(torch.ones(4, 3)).square().sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        compiled(torch.ones(4, 3))
+digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in net.parameters())).hexdigest()
+print(digest, counters["stats"]["unique_graphs"], dict(counters["graph_break"]))
+'''
+
+
+def test_compiled_models_keep_their_graphs_and_results(record: Any, run_cli: Any, tmp_path: Any) -> None:
+    (tmp_path / "bare.py").write_text(COMPILED)
+    bare = run_cli([tmp_path / "bare.py"])
+    assert bare.returncode == 0, bare.stderr[-2000:]
+    recorded = record(COMPILED)
+    assert recorded.stdout == bare.stdout
+    assert bare.stdout.split()[2] == "{}"
+    assert len(recorded.steps) == 4
+    assert recorded.mark["lost"] == {}

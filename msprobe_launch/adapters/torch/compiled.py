@@ -1,0 +1,59 @@
+"""Compiled functions run as they do without us: our mode is off the stack while Dynamo looks and while they run.
+
+A visible mode would be traced into the graph and guarded on: other graphs, recompilations, in the end eager execution.
+The compiled region is therefore seen at its boundary only (the module that was compiled, its inputs and outputs).
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+
+Hidden = Callable[[], AbstractContextManager[None]]
+
+
+def install(hidden: Hidden) -> None:
+    """Hide the mode around whatever is compiled from now on. `hidden()` takes it off the stack for a while.
+
+    Dynamo is imported late, by the first `torch.compile`; importing it here would cost the program a second.
+    """
+    original = torch.compile
+
+    @functools.wraps(original)
+    def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001 - the name it replaces
+        import torch._dynamo.eval_frame
+
+        _hide_in(torch._dynamo.eval_frame._TorchDynamoContext, hidden)
+        return original(*args, **kwargs)
+
+    torch.compile = compile
+    if "torch._dynamo.eval_frame" in sys.modules:
+        _hide_in(sys.modules["torch._dynamo.eval_frame"]._TorchDynamoContext, hidden)
+
+
+def _hide_in(context: Any, hidden: Hidden) -> None:
+    original = context.__call__
+    if hasattr(original, "_msprobe_hidden"):
+        return
+
+    @functools.wraps(original)
+    def __call__(self: Any, function: Any) -> Any:
+        compiled = original(self, function)
+        if isinstance(compiled, (nn.Module, type)):
+            return compiled  # its forward has come through here by itself
+
+        @functools.wraps(compiled)
+        def unseen(*args: Any, **kwargs: Any) -> Any:
+            with hidden():
+                return compiled(*args, **kwargs)
+
+        return unseen
+
+    __call__._msprobe_hidden = True  # type: ignore[attr-defined]
+    context.__call__ = __call__
