@@ -14,6 +14,8 @@ and texts are kept) plus these of ours, which no msprobe file has:
                           > 1 means it differs by more than rounding explains, inf for NaN on one side or another
                           shape, dtype or value, null where nothing could be compared
     parent       string   parent op from construct.json, null where unknown
+    integers     uint8    bit i: the i-th of the eight statistics was recorded as an integer (a cell `3`, not `3.0`);
+                          only in partitions that compare.py wrote
 Rows are in call order of the target, and within an op inputs, parameters, outputs.
 """
 

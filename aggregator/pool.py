@@ -23,7 +23,7 @@ from msprobe_launch.errors import InputError, ProbeError
 _T = TypeVar("_T")
 
 BASE_BYTES = 200 << 20
-"""Memory of a worker whatever it reads: numpy and pyarrow (74 MB), and text that is put together before it is written."""
+"""Memory of a worker whatever it reads: numpy and pyarrow (74 MB), and text on its way into a file."""
 
 _DIED = "the worker process that worked on it died twice (killed, or out of memory); run with fewer workers (--jobs 1)"
 
