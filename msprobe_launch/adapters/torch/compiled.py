@@ -26,7 +26,7 @@ def install(hidden: Hidden) -> None:
     original = torch.compile
 
     @functools.wraps(original)
-    def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001 - the name it replaces
+    def compile(*args: Any, **kwargs: Any) -> Any:
         import torch._dynamo.eval_frame
 
         _hide_in(torch._dynamo.eval_frame._TorchDynamoContext, hidden)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,23 +12,26 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C import DisableTorchFunction
 
-from msprobe_launch.adapters.torch.stats import MEASURES, Deferred
+from msprobe_launch.adapters.torch.stats import MEASURES, Deferred, covered_by
 from msprobe_launch.capture.plain import PlainDescriber, plain, text
 from msprobe_launch.config import Task
 from msprobe_launch.records.codec import quote, tensor_head
-from msprobe_launch.records.model import PlainValue, TensorValue, Value
+from msprobe_launch.records.model import PlainValue, Statistics, TensorValue, Value
 
 _PLAIN_TENSORS = frozenset({Tensor, nn.Parameter, *((nn.Buffer,) if hasattr(nn, "Buffer") else ())})
 _CACHE_LIMIT = 1 << 16
+# Views of as many elements are looked up by the memory they cover: a look-up takes 4 us, measuring 65,536 takes 8.
+_VIEW_FROM = 1 << 16
 _STRIDED = torch.strided
 
 
 class TorchValues:
     """Describes any value of a torch program.
 
-    Statistics of a tensor are reused while it is the same object with the same version counter and storage: one op's
-    output is the next one's input. Some writes leave no trace in the version counter (`x.data.mul_()`, fused
-    optimizers, collectives); `forget` drops what is remembered, and is called where such writes happen.
+    Statistics of a tensor are reused while it is the same object with the same version counter and storage: one
+    op's output is the next one's input. Those of a large view are reused from another view of the same elements.
+    Some writes leave no trace in the version counter (`x.data.mul_()`, fused optimizers, collectives); `forget`
+    drops what is remembered, and is called where such writes happen.
     """
 
     def __init__(self, task: Task) -> None:
@@ -36,6 +40,8 @@ class TorchValues:
         self._fresh: list[TensorValue] = []
         self._measures = task is not Task.STRUCTURE
         self._cache: dict[int, tuple[Any, int, int, TensorValue]] = {}
+        # (address, elements covered, dtype) -> (owner of the memory, its version, statistics)
+        self._views: dict[tuple[Any, ...], tuple[Any, int, Statistics]] = {}
         self._heads: dict[tuple[Any, ...], str] = {}
         self._plain: dict[Any, PlainValue] = {}
         by_type = self.describe.by_type
@@ -50,6 +56,7 @@ class TorchValues:
     def forget(self) -> None:
         """Statistics are measured anew from now on."""
         self._cache.clear()
+        self._views.clear()
 
     def settle(self) -> list[TensorValue]:
         """Tensors seen since the last call, their statistics brought home."""
@@ -58,8 +65,9 @@ class TorchValues:
         return fresh
 
     def forget_tensor(self, tensor: Any) -> None:
-        """The same for one tensor."""
+        """The same for one tensor, and for all views there may be of it."""
         self._cache.pop(id(tensor), None)
+        self._views.clear()
 
     def tensor(self, tensor: Tensor) -> TensorValue:
         """A plain tensor (no subclass that computes for itself)."""
@@ -105,17 +113,34 @@ class TorchValues:
                 data = _stored_values(data)
             elif data.is_quantized:
                 data = data.dequantize()
-            if not data.numel():
+            count = data.numel()
+            if not count:
                 return value
             if data.is_cpu:
                 measure = MEASURES.get(data.dtype)
                 if measure is not None:
-                    value.statistics = measure(data)
+                    value.statistics = measure(data) if count < _VIEW_FROM else self._measured_view(data, measure)
             elif not data.is_meta:
                 self.deferred.measure(value, data)
         except (RuntimeError, NotImplementedError, TypeError):
             pass  # a tensor that holds no data of its own: type, dtype and shape are the record
         return value
+
+    def _measured_view(self, data: Tensor, measure: Callable[[Tensor], Statistics]) -> Statistics:
+        base = data._base
+        owner = data if base is None else base
+        try:
+            version = owner._version
+        except RuntimeError:  # inference tensors have no versions
+            return measure(data)
+        key = (data.data_ptr(), data.dtype, covered_by(data))
+        known = self._views.get(key)
+        # While the owner lives nobody else can have its memory.
+        if known is not None and known[0]() is owner and known[1] == version:
+            return known[2]
+        statistics = measure(data)
+        self._views[key] = (weakref.ref(owner), version, statistics)
+        return statistics
 
     # -- everything else
 

@@ -328,7 +328,9 @@ def test_recompute_is_marked_and_every_block_has_one_logical_forward(
     assert [list(step) for step in first.steps] == [list(step) for step in second.steps]
 
 
-COMPILED = NET + '''
+COMPILED = (
+    NET
+    + """
 from torch._dynamo.utils import counters
 import hashlib
 compiled = torch.compile(net, backend="aot_eager")
@@ -340,7 +342,8 @@ for _ in range(4):
         compiled(torch.ones(4, 3))
 digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in net.parameters())).hexdigest()
 print(digest, counters["stats"]["unique_graphs"], dict(counters["graph_break"]))
-'''
+"""
+)
 
 
 def test_compiled_models_keep_their_graphs_and_results(record: Any, run_cli: Any, tmp_path: Any) -> None:
