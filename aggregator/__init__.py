@@ -2,3 +2,21 @@
 
 Needs no training framework; runs on a login node.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aggregator.frames import load as load
+
+__all__ = ["load"]
+
+
+def __getattr__(name: str) -> Any:
+    # Late: the command's --help must not pay for pandas.
+    if name == "load":
+        from aggregator.frames import load
+
+        return load
+    raise AttributeError(name)
