@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from msprobe_launch import __version__
-from msprobe_launch.config import DataMode, Level, NumberSet, ProbeConfig, StepOn, Task
+from msprobe_launch.config import DataMode, Level, NumberSet, ProbeConfig, StepOn, SummaryMode, Task
 from msprobe_launch.config_sources import ENV_PREFIX, SETTINGS, Resolved, resolve, truth
 from msprobe_launch.errors import ConfigError, ProbeError, UsageError, near_miss
 from msprobe_launch.launch import roster
@@ -21,6 +21,7 @@ from msprobe_launch.launch.base import Launcher, LaunchPlan, RunOutcome
 from msprobe_launch.launch.commandline import OptionTable, cut
 from msprobe_launch.launch.injection import worker_environment
 from msprobe_launch.launch.rundir import default_run_dir
+from msprobe_launch.launch.text import signal_name
 from msprobe_launch.logs import configure, get_logger
 from msprobe_launch.records.roster import Manifest
 
@@ -66,7 +67,7 @@ def own_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
 
-    def one_of(kind: type[Level | Task | StepOn | DataMode]) -> str:
+    def one_of(kind: type[Level | Task | StepOn | DataMode | SummaryMode]) -> str:
         return ", ".join(member.value for member in kind)
 
     add = parser.add_argument
@@ -84,6 +85,14 @@ def own_parser() -> argparse.ArgumentParser:
     add("--probe-scope", metavar="FROM,TO", dest="scope", help="record from one op to another, by full names")
     add("--probe-list", metavar="A,B", dest="list", help="record ops whose name holds one of these texts")
     add("--probe-data-mode", metavar="MODES", dest="data_mode", help=f"{one_of(DataMode)} (default: all)")
+    add(
+        "--probe-summary-mode", metavar="MODE", dest="summary_mode", help=f"{one_of(SummaryMode)} (default: statistics)"
+    )
+    add("--probe-tensor-list", metavar="A,B", dest="tensor_list", help="save the values of these ops beside statistics")
+    add("--probe-max-bytes", metavar="20GB", dest="max_bytes", help="stop recording when the run's files reach this")
+    add("--probe-every", metavar="K", dest="every", help="record every K-th step (default: 1)")
+    add("--probe-start", metavar="N", dest="start", help="first step to record (default: 0)")
+    add("--probe-stop", metavar="N", dest="stop", help="last step to record (default: none)")
     add("--probe-step-on", metavar="WHAT", dest="step_on", help=f"what ends a step: {one_of(StepOn)} (default: auto)")
     add(
         "--probe-eval",
@@ -146,7 +155,12 @@ def _main(tokens: list[str]) -> int:
     if given.dry_run:
         print("\n".join(_plan_lines(plan, launcher, resolved)))
         return 0
-    return _finish(launcher.launch(plan), plan, strict=given.probe_strict or _switch(os.environ, _STRICT_VARIABLE))
+    from msprobe_launch.launch.supervision import Supervision
+
+    supervision = Supervision()
+    with supervision.running():
+        outcome = launcher.launch(plan, supervision)
+    return _finish(outcome, plan, strict=given.probe_strict or _switch(os.environ, _STRICT_VARIABLE))
 
 
 def _launcher() -> Launcher:
@@ -242,7 +256,7 @@ def _finish(outcome: RunOutcome, plan: LaunchPlan, *, strict: bool) -> int:
     if outcome.failure is not None:
         raise outcome.failure
     if outcome.signal is not None:
-        logger.error("stopped by %s", roster.signal_name(outcome.signal))
+        logger.error("stopped by %s", signal_name(outcome.signal))
         return 128 + outcome.signal
     if first is not None and first.exit_code:
         return first.exit_code if first.exit_code > 0 else 128 - first.exit_code

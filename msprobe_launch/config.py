@@ -15,26 +15,36 @@ from typing import Any
 
 
 class Level(str, Enum):
-    """What is recorded: modules (L0), API calls (L1), both (mix)."""
+    """What is recorded: modules (L0), API calls (L1), both (mix), or only what the script saves (debug)."""
 
     L0 = "L0"
     L1 = "L1"
     MIX = "mix"
+    DEBUG = "debug"
 
     @property
     def modules(self) -> bool:
-        return self is not Level.L1
+        return self in (Level.L0, Level.MIX)
 
     @property
     def apis(self) -> bool:
-        return self is not Level.L0
+        return self in (Level.L1, Level.MIX)
 
 
 class Task(str, Enum):
-    """How much of each value is kept."""
+    """How much of each value is kept: its statistics, those and the values themselves, or nothing but the call."""
 
     STATISTICS = "statistics"
+    TENSOR = "tensor"
     STRUCTURE = "structure"
+
+
+class SummaryMode(str, Enum):
+    """What stands for a tensor in task statistics: its statistics, those and a CRC-32, or the XOR of its words."""
+
+    STATISTICS = "statistics"
+    MD5 = "md5"
+    XOR = "xor"
 
 
 class DataMode(str, Enum):
@@ -75,6 +85,10 @@ class NumberSet:
         """The largest number picked, or None where every number is."""
         return max(high for _, high in self.ranges) if self.ranges else None
 
+    def count(self, total: int) -> int:
+        """How many of 0..total-1 are picked."""
+        return sum(number in self for number in range(total))
+
     def __str__(self) -> str:
         return ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in self.ranges)
 
@@ -97,7 +111,9 @@ class ProbeConfig:
     """The resolved configuration of one run.
 
     `flush_records` and `flush_seconds` bound what a SIGKILL can lose: a rank's journal reaches the kernel after that
-    many records or that many seconds of recording, whichever comes first.
+    many records or that many seconds of recording, whichever comes first. `max_bytes` bounds the files of the whole
+    run, an equal part for each rank that records. `stop` is the last step recorded. `control_seconds` is how often
+    RUN_DIR/control.yaml is looked at, between steps.
     """
 
     run_dir: Path
@@ -111,8 +127,35 @@ class ProbeConfig:
     step_on: StepOn = StepOn.AUTO
     eval: bool = False
     bench: Path | None = None
+    summary_mode: SummaryMode = SummaryMode.STATISTICS
+    tensor_list: tuple[str, ...] = ()
+    max_bytes: int | None = None
+    every: int = 1
+    start: int = 0
+    stop: int | None = None
     flush_records: int = 500
     flush_seconds: float = 2.0
+    control_seconds: float = 1.0
+
+    def selects(self, step: int) -> bool:
+        """True where `step` is to be recorded: one of `steps`, in start..stop, every K-th from start on."""
+        return (
+            step >= self.start
+            and (self.stop is None or step <= self.stop)
+            and not (step - self.start) % self.every
+            and step in self.steps
+        )
+
+    @property
+    def last_step(self) -> int | None:
+        """No step after this one is recorded; None where there is no such bound."""
+        bounds = [bound for bound in (self.steps.last, self.stop) if bound is not None]
+        return min(bounds) if bounds else None
+
+    @property
+    def saves_values(self) -> bool:
+        """True where values of tensors are written, of all ops or of some."""
+        return self.task is Task.TENSOR or bool(self.tensor_list)
 
     def to_json(self) -> str:
         """One line of JSON, which `from_json` reads back to an equal configuration."""
@@ -132,8 +175,15 @@ class ProbeConfig:
             "step_on": self.step_on.value,
             "eval": self.eval,
             "bench": None if self.bench is None else str(self.bench),
+            "summary_mode": self.summary_mode.value,
+            "tensor_list": [*self.tensor_list],
+            "max_bytes": self.max_bytes,
+            "every": self.every,
+            "start": self.start,
+            "stop": self.stop,
             "flush_records": self.flush_records,
             "flush_seconds": self.flush_seconds,
+            "control_seconds": self.control_seconds,
         }
 
     @classmethod
@@ -152,6 +202,13 @@ class ProbeConfig:
             step_on=StepOn(raw["step_on"]),
             eval=raw["eval"],
             bench=None if raw["bench"] is None else Path(raw["bench"]),
+            summary_mode=SummaryMode(raw["summary_mode"]),
+            tensor_list=tuple(raw["tensor_list"]),
+            max_bytes=raw["max_bytes"],
+            every=raw["every"],
+            start=raw["start"],
+            stop=raw["stop"],
             flush_records=raw["flush_records"],
             flush_seconds=raw["flush_seconds"],
+            control_seconds=raw["control_seconds"],
         )

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from msprobe_launch.config import DataMode, Level, NumberSet, ProbeConfig, StepOn, Task
+from msprobe_launch.config import DataMode, Level, NumberSet, ProbeConfig, StepOn, SummaryMode, Task
 from msprobe_launch.errors import ConfigError, near_miss
-from msprobe_launch.records.names import OpName
+from msprobe_launch.records.names import OpName, regex_of
 
 ENV_PREFIX = "MSPROBE_LAUNCH_"
 
@@ -24,8 +25,8 @@ _E = TypeVar("_E", bound=Enum)
 
 # msprobe's values that are right there and not done here yet.
 _UNSUPPORTED: dict[type[Enum], tuple[str, ...]] = {
-    Level: ("L2", "debug"),
-    Task: ("tensor", "acc_check", "diff_check", "exception_dump", "nan_check", "free_benchmark", "overflow_check"),
+    Level: ("L2",),
+    Task: ("acc_check", "diff_check", "exception_dump", "nan_check", "free_benchmark", "overflow_check"),
 }
 
 
@@ -50,9 +51,41 @@ def _modes(names: Iterable[str]) -> frozenset[DataMode]:
 
 def _names(names: Iterable[str]) -> tuple[str, ...]:
     for name in names:
-        if name.startswith("name-regex("):
-            raise ValueError(f"'{name}': regular expressions are not supported yet. Give a part of the op's name.")
+        if (pattern := regex_of(name)) is not None:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"'{name}' is no regular expression: {error}.") from None
     return tuple(names)
+
+
+_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
+_UNITS |= {f"{unit}i": 1024**power for power, unit in enumerate("kmgt", 1)}
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.ASCII | re.IGNORECASE)
+
+
+def byte_count(text: str) -> int:
+    """`500M`, `2.5GB`, `64GiB` or a number of bytes. Raises ValueError."""
+    match = _BYTES.fullmatch(text.strip())
+    if match is None or match[2].lower() not in _UNITS:
+        raise ValueError(f"'{text}' is no number of bytes such as 500M, 20GB or 64GiB.")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def _bytes(value: object) -> int:
+    if isinstance(value, str):
+        return byte_count(value)
+    return _integer(value, 0)
+
+
+def _integer(value: object, least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"must be a whole number of at least {least}, not {json.dumps(value)}.")
+    return value
+
+
+def _integer_text(text: str, least: int) -> int:
+    return _integer(int(text) if text.strip().isdecimal() else text, least)
 
 
 def _split(text: str) -> list[str]:
@@ -117,11 +150,19 @@ _TOP = (
     Setting("step_on", "step_on", lambda t: _member(StepOn, t), lambda v: _member(StepOn, _text(v))),
     Setting("eval", "eval", truth, _bool),
     Setting("bench", "bench", Path, lambda v: Path(_text(v))),
+    Setting("max_bytes", "max_bytes", byte_count, _bytes),
+    Setting("every", "step_every", lambda t: _integer_text(t, 1), lambda v: _integer(v, 1)),
+    Setting("start", "step_start", lambda t: _integer_text(t, 0), lambda v: _integer(v, 0)),
+    Setting("stop", "step_stop", lambda t: _integer_text(t, 0), lambda v: _integer(v, 0)),
 )
 _SECTION = (
     Setting("scope", "scope", lambda t: tuple(_split(t)), lambda v: tuple(_texts(v))),
     Setting("list", "list", lambda t: _names(_split(t)), lambda v: _names(_texts(v))),
     Setting("data_mode", "data_mode", lambda t: _modes(_split(t)), lambda v: _modes(_texts(v))),
+    Setting(
+        "summary_mode", "summary_mode", lambda t: _member(SummaryMode, t), lambda v: _member(SummaryMode, _text(v))
+    ),
+    Setting("tensor_list", "tensor_list", lambda t: _names(_split(t)), lambda v: _names(_texts(v))),
 )
 SETTINGS = {setting.field: setting for setting in (*_TOP, *_SECTION)}
 
@@ -139,11 +180,9 @@ _NEUTRAL_TOP: dict[str, tuple[object, ...]] = {
     "load": (),
 }
 _NEUTRAL_SECTION: dict[str, tuple[object, ...]] = {
-    "summary_mode": ("statistics",),
     "slice": ([],),
     "request_id": (),
     "diff_nums": (1,),
-    "tensor_list": ([],),
     "bench_path": (),
     "file_format": (),
 }
@@ -191,6 +230,7 @@ def resolve(
     if config.bench is not None and not config.bench.is_dir():
         raise ConfigError(f"{sources['bench']}: there is no directory {config.bench}.")
     _check_scope(config, sources)
+    _check_combinations(config, sources)
     return Resolved(config, sources)
 
 
@@ -204,6 +244,21 @@ def _parsed(parse: Callable[[Any], object], value: object, source: str) -> objec
         return parse(value)
     except ValueError as error:
         raise ConfigError(f"{source}: {error}") from None
+
+
+def _check_combinations(config: ProbeConfig, sources: Mapping[str, str]) -> None:
+    """What cannot be meant together."""
+    for field, set_to in (
+        ("summary_mode", config.summary_mode is not SummaryMode.STATISTICS),
+        ("tensor_list", config.tensor_list),
+    ):
+        if set_to and config.task is not Task.STATISTICS:
+            raise ConfigError(
+                f"{sources[field]}: goes with task statistics, not with task {config.task.value}.",
+                hint=f"Leave out {sources[field]}, or {sources.get('task', 'the task')}.",
+            )
+    if config.stop is not None and config.stop < config.start:
+        raise ConfigError(f"{sources['stop']}: step {config.stop} comes before the first one, {config.start}.")
 
 
 def _check_scope(config: ProbeConfig, sources: Mapping[str, str]) -> None:

@@ -1,7 +1,8 @@
 """What the neutral engine asks of a framework. An adapter calls the Session back with what it sees.
 
     adapter -> session    outermost_forward, forward_done, optimizer_made/gone/stepped, backward_begins/ends,
-                          open_call, emit, enter_module, leave_module
+                          open_call, attend, emit, enter_module, leave_module, value_file, value_lost,
+                          graph_begins, graph_ends
     session -> adapter    the methods below
 
 `adapters/fake.py` is a complete small adapter for a toy framework, and the documentation of this protocol.
@@ -9,11 +10,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from msprobe_launch.capture.session import Session
-    from msprobe_launch.records.model import TensorValue
+    from msprobe_launch.records.model import TensorValue, Value
 
 
 class FrameworkAdapter(Protocol):
@@ -26,6 +28,13 @@ class FrameworkAdapter(Protocol):
     @property
     def versions(self) -> dict[str, str]:
         """Package name -> version, for the roster."""
+
+    @property
+    def value_ending(self) -> str:
+        """Ending of a file that holds one tensor's values (`.pt`)."""
+
+    def known_rank(self) -> tuple[int, int] | None:
+        """(rank, world size) where the framework's distributed part has been initialised, else None."""
 
     def install(self, session: Session) -> None:
         """Put hooks into the framework. They must cost nothing measurable until `arm`."""
@@ -41,6 +50,24 @@ class FrameworkAdapter(Protocol):
 
         Statistics that wait on a device are brought home in one transfer, which waits for the device.
         """
+
+    def describe(self, value: Any) -> Value:
+        """The recorded form of any value, as it is now. For what the script saves by itself."""
+
+    def watch_gradient(self, value: Any, put: Callable[[Value], None]) -> None:
+        """Call `put` with the gradient of `value`, each time one comes. Nothing where it can have none."""
+
+    def register_api(self, owner: Any, name: str, prefix: str) -> None:
+        """Record calls of `owner.name`, a function of the program's own, as `<prefix>.<name>`.
+
+        Raises AttributeError or TypeError where there is no such function.
+        """
+
+    def restore_apis(self) -> None:
+        """Put back what `register_api` has replaced."""
+
+    def name_models(self, models: Sequence[Any]) -> None:
+        """Name the modules of several models `Module.<index>.<name>`; called before any of them was called."""
 
     def close_open_calls(self) -> None:
         """Emit what waits for an event that will not come (a gradient that was never needed)."""

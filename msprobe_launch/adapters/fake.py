@@ -6,13 +6,15 @@ adapter shows the order of calls that the engine expects. It is used by the engi
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from msprobe_launch.capture.plain import PlainDescriber
 from msprobe_launch.records.codec import tensor_head
-from msprobe_launch.records.model import CallRecord, TensorValue, Value
+from msprobe_launch.records.model import CallRecord, Statistics, TensorValue, Value
 from msprobe_launch.records.names import NameTemplate
 
 if TYPE_CHECKING:
@@ -21,6 +23,18 @@ if TYPE_CHECKING:
 
 class Array(list[float]):
     """The toy's tensor."""
+
+
+class DeviceArray(Array):
+    """An array whose numbers lie on a device: reading results there waits for it, and `transfers` counts that."""
+
+    transfers: ClassVar[int] = 0
+
+    @classmethod
+    def bring_home(cls, results: list[Any]) -> list[Any]:
+        """Results of any number of computations on the device, in one transfer."""
+        cls.transfers += 1
+        return results
 
 
 class Toy:
@@ -33,7 +47,7 @@ class Toy:
 
     def scale(self, array: Array, factor: float) -> Array:
         """An API of the framework."""
-        scaled: Array = self.on_call("scale", lambda a, f: Array(x * f for x in a), (array, factor))
+        scaled: Array = self.on_call("scale", lambda a, f: type(a)(x * f for x in a), (array, factor))
         return scaled
 
     def layer(self, name: str, forward: Callable[..., Any], *args: Any, training: bool = True) -> Any:
@@ -49,14 +63,18 @@ class FakeAdapter:
     """See `adapters.base.FrameworkAdapter`."""
 
     framework = "toy"
+    value_ending = ".json"
 
     def __init__(self, toy: Toy) -> None:
         self.versions = {"toy": "1"}
         self.armed = False
+        self._replaced: list[tuple[Any, str, Any]] = []
         self._toy = toy
         self._fresh: list[TensorValue] = []
+        self._on_device: list[tuple[TensorValue, Statistics]] = []
         self.describe = PlainDescriber(lambda _: None)
         self.describe.by_type[Array] = self._array
+        self.describe.by_type[DeviceArray] = self._array
 
     def install(self, session: Session) -> None:
         self._session = session
@@ -68,13 +86,29 @@ class FakeAdapter:
     def _array(self, array: Array) -> TensorValue:
         value = TensorValue(tensor_head("toy.Array", "float", [len(array)]))
         if array:
-            value.statistics = (max(array), min(array), sum(array) / len(array), math.hypot(*array))
+            # Reduced at once: the array may change a moment later. A device's results come home at the flush.
+            statistics = (max(array), min(array), sum(array) / len(array), math.hypot(*array))
+            if isinstance(array, DeviceArray):
+                self._on_device.append((value, statistics))
+            else:
+                value.statistics = statistics
+        if self._session.saving:
+            self._save(value, array)
         self._fresh.append(value)
         return value
 
-    def _call(self, name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def _save(self, value: TensorValue, array: Array) -> None:
+        try:
+            path = self._session.value_file(8 * len(array))
+            if path is not None:
+                Path(path).write_text(json.dumps(array))
+                value.saved = path
+        except OSError as error:
+            self._session.value_lost(error)
+
+    def _call(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], prefix: str = "Toy") -> Any:
         session = self._session
-        op = session.open_call(NameTemplate.of_api("Toy", name)) if session.recording else None
+        op = session.open_call(NameTemplate.of_api(prefix, name)) if session.recording else None
         inputs: list[Value] = self.describe.items(args) if op is not None else []
         result = function(*args)
         if op is not None:
@@ -115,8 +149,33 @@ class FakeAdapter:
         self.armed = False
 
     def settle(self) -> list[TensorValue]:
+        waiting, self._on_device = self._on_device, []
+        if waiting:
+            home = DeviceArray.bring_home([statistics for _, statistics in waiting])
+            for (value, _), statistics in zip(waiting, home, strict=True):
+                value.statistics = statistics
         fresh, self._fresh = self._fresh, []
         return fresh
+
+    def known_rank(self) -> tuple[int, int] | None:
+        """The toy knows no ranks."""
+        return None
+
+    def watch_gradient(self, value: Any, put: Callable[[Value], None]) -> None:
+        """No gradients."""
+
+    def register_api(self, owner: Any, name: str, prefix: str) -> None:
+        original = getattr(owner, name)
+        self._replaced.append((owner, name, original))
+        setattr(owner, name, lambda *args: self._call(name, original, args, prefix))
+
+    def restore_apis(self) -> None:
+        for owner, name, original in self._replaced:
+            setattr(owner, name, original)
+        self._replaced.clear()
+
+    def name_models(self, models: Sequence[Any]) -> None:
+        """Layers are given their names by the program."""
 
     def close_open_calls(self) -> None:
         """No gradients: nothing waits."""

@@ -141,3 +141,13 @@ class PlainDescriber:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return self._mapping({field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)})
         return None
+
+
+class NamesOnly(PlainDescriber):
+    """For task structure: values are not looked at."""
+
+    def __call__(self, value: Any) -> Value:
+        return None
+
+    def items(self, values: Sequence[Any]) -> list[Value]:
+        return []

@@ -7,25 +7,32 @@ to the writer. The attributes that adapters read on every call are plain: `liste
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import os
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Hashable
 from datetime import datetime
 from types import FrameType
+from typing import Any
 
 from msprobe_launch.adapters.base import FrameworkAdapter
+from msprobe_launch.capture.control import Control
+from msprobe_launch.capture.debug import DebugLog
 from msprobe_launch.capture.gate import Gate
 from msprobe_launch.capture.guard import Guard
 from msprobe_launch.capture.identity import RankIdentity
 from msprobe_launch.capture.stacks import ROOT
 from msprobe_launch.capture.steps import Boundary, StepTracker
 from msprobe_launch.capture.writer import Writer
-from msprobe_launch.config import ProbeConfig
+from msprobe_launch.config import ProbeConfig, Task
+from msprobe_launch.errors import ConfigError
+from msprobe_launch.logs import get_logger
 from msprobe_launch.records import roster
 from msprobe_launch.records.codec import format_tensors
-from msprobe_launch.records.layout import RunLayout
+from msprobe_launch.records.layout import RankFolder, RunLayout
 from msprobe_launch.records.model import CallRecord, OpRef, Segment
 from msprobe_launch.records.names import NameTemplate
 
@@ -46,6 +53,16 @@ class ModuleCall:
         self.stack = stack
 
 
+def _size(count: int) -> str:
+    """Bytes as people read them."""
+    size = float(count)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
+
+
 class Session:
     """Recording of one rank, from the framework's import to the end of the process."""
 
@@ -57,7 +74,24 @@ class Session:
         self.gate = Gate(config)
         self.layout = RunLayout(config.run_dir, identity.attempt)
         self.tracker = StepTracker(config.step_on, evaluation=config.eval)
-        self.writer = Writer(config, self.layout, identity.rank, adapter.framework, self.guard)
+        self.writer = Writer(config, self._folder, adapter.framework, self.guard, adapter.value_ending)
+        self.control = Control(self.layout.control, config.control_seconds)
+        # True while the values of what is described are to be saved; `tensor_list` sets it call by call.
+        self.saving = config.task is Task.TENSOR
+        self.takes_modules = config.level.modules
+        self.takes_apis = config.level.apis
+        self._debug = DebugLog()
+        self._manual = False  # the script says where recording starts and stops
+        self._manual_on = False
+        self._graphs = 0  # captures of a device's graph under way
+        self._before_graph = (False, False)
+        self._idle = False  # past the last step asked for
+        self._forecast_due = config.saves_values
+        self._forecast = ""
+        self._note = ""
+        self._value_bytes = 0
+        self._budget = self._share(config)
+        self._level = config.level  # as it was started
         self.segment = Segment()
         self.modules: list[ModuleCall] = []
         # True while the next outermost forward matters to us: the only thing a module call asks when idle.
@@ -70,6 +104,7 @@ class Session:
         self.step = 0
         self._begun = False
         self._opened = False
+        self._looked = False  # some step was opened
         self._done = False
         self._held_segment: Segment | None = None
         self._steps: list[int] = []
@@ -77,6 +112,18 @@ class Session:
         self._started = datetime.now().astimezone().isoformat(timespec="seconds")
         self._mark_at = 0.0
         self._pid = os.getpid()
+
+    def _share(self, config: ProbeConfig) -> int | None:
+        """This rank's part of `max_bytes`."""
+        if config.max_bytes is None:
+            return None
+        return config.max_bytes // max(config.ranks.count(self.identity.world_size), 1)
+
+    def _folder(self, step: int) -> RankFolder:
+        identity = self.identity
+        if identity.is_known:
+            return self.layout.rank_folder(step, identity.rank)
+        return self.layout.process_folder(step, identity.pid)
 
     # -- life
 
@@ -123,14 +170,25 @@ class Session:
         if self._done:
             return
         self._done = True
+        partial = self._opened and not clean
         if self._opened:
             self._resolve_held(Boundary.SPLIT if self._held_segment is not None else Boundary.NONE)
             self._close_step(finish=clean)
+        self._write_debug(last=True)
         self._pause()
         self.listening = False
-        for text in self.gate.unmatched():
-            self.guard.miss(f"filter '{text}' matched nothing")
-        self._save_mark(finished=clean)
+        self._say_unmatched()
+        self._save_mark(finished=clean or (self._idle and not partial))
+
+    def _say_unmatched(self) -> None:
+        config = self.config
+        if self._looked:
+            for text in self.gate.unmatched():
+                self.guard.miss(text)
+        elif self._begun and not self._note and not config.selects(self.step):
+            rules = {"steps": str(config.steps), "every": config.every, "start": config.start, "stop": config.stop}
+            asked = ", ".join(f"{name} {value}" for name, value in rules.items() if value not in ("", None, 0, 1))
+            self.guard.miss(f"filter '{asked}' matched nothing. The program ended in step {self.step}.")
 
     def _over(self) -> bool:
         return self._done
@@ -142,6 +200,8 @@ class Session:
         if self._done:
             self.listening = False
             return False
+        if self._manual:
+            return self._manual_on and self._opened
         try:
             decision = self.tracker.outermost_forward(gradients)
             if self._begun:
@@ -153,10 +213,11 @@ class Session:
             if not decision.record:
                 self._pause()
                 return False
-            self._begun = True
-            if not self._opened and self.step in self.config.steps:
-                self._opened = True
-                self.writer.open_step(self.step)
+            if not self._begun:
+                self._begun = True
+                self._take_orders()
+            if not self._opened and self._selects(self.step):
+                self._open_step()
             if self._opened:
                 self._resume()
             return self._opened
@@ -168,6 +229,11 @@ class Session:
         """An outermost forward has ended, by return or by exception."""
         if self._done:
             return
+        if self._forecast_due and self.recording:
+            self._make_forecast()
+        if self._manual:
+            self.listening = self.recording
+            return
         if self._opened and not self.recording and not self.tracker.pending:
             self._resume()  # an evaluation inside a step: the step goes on
         self.listening = self.recording or self._watches_forwards
@@ -175,7 +241,7 @@ class Session:
     @property
     def watches_calls(self) -> bool:
         """True where an API call outside all modules may begin a step, so that calls are observed while idle too."""
-        return not self._done and (self.functional or not self._begun)
+        return not self._done and not self._manual and (self.functional or not self._begun)
 
     @property
     def _watches_forwards(self) -> bool:
@@ -187,6 +253,8 @@ class Session:
 
         In a program that calls no modules such a call is what an outermost forward is to others.
         """
+        if self._manual:
+            return
         if not self._begun:
             self.functional = True
             self.outermost_forward(True)
@@ -203,6 +271,9 @@ class Session:
         """An optimizer has stepped, or a scaler has skipped it."""
         if self._done:
             return
+        if self._manual:
+            self._forget_values()
+            return
         try:
             boundary = self.tracker.optimizer_stepped(key)
             if boundary is Boundary.SPLIT:
@@ -211,6 +282,12 @@ class Session:
             self.listening = True
         except Exception as error:  # noqa: BLE001 - a guest
             self.guard.lose("optimizer", error, 0)
+
+    def _forget_values(self) -> None:
+        try:
+            self.adapter.forget_values()
+        except Exception as error:  # noqa: BLE001 - a guest
+            self.guard.lose("forget values", error, 0)
 
     def end_step(self) -> None:
         """The script says that its step ends here (`step_on` manual)."""
@@ -230,6 +307,7 @@ class Session:
                 if self._opened:
                     for record in held_records:
                         self.writer.add(record)
+                self.writer.carried()
         if boundary in (Boundary.HOLD, Boundary.JOIN_HOLD) and self._opened:
             self._settle()
             self.writer.hold()
@@ -246,21 +324,49 @@ class Session:
         recording = self.recording
         if self._opened:
             self._close_step(finish=True)
+        self._write_debug(last=True)
         self.step += 1
         self.segment = Segment()
         self.gate.new_step()
         self.guard.new_step()
-        last = self.config.steps.last
-        if last is not None and self.step > last:
-            # Nothing can be recorded any more: the rest of the job runs as if we were not there.
+        self._take_orders()
+        last = self.config.last_step
+        if last is not None and self.step > last and not self.control.orders.more_may_come:
             self._pause()
-            self.finish(clean=True)
+            if self.functional:
+                # To notice new orders, calls would have to be observed: the rest runs as if we were not there.
+                self.finish(clean=True)
+            elif not self._idle:
+                self._idle = True
+                self._say_unmatched()
+                self._save_mark(finished=True)
             return
-        if self.step in self.config.steps:
-            self._opened = True
-            self.writer.open_step(self.step)
+        if self._selects(self.step):
+            self._open_step()
         elif recording:
             self._pause()
+
+    def _open_step(self) -> None:
+        self._opened = self._looked = True
+        self.writer.open_step(self.step)
+
+    def _selects(self, step: int) -> bool:
+        return self.control.orders.selects(step, self.config)
+
+    def _take_orders(self) -> None:
+        """Look at control.yaml, between two steps."""
+        try:
+            if not self.control.poll():
+                return
+        except (ConfigError, OSError) as error:
+            self.guard.lose("control.yaml", error, 0)
+            return
+        level = self.control.orders.level or self._level
+        if level is not self.config.level:
+            self.config = self.writer.config = dataclasses.replace(self.config, level=level)
+            self.takes_modules, self.takes_apis = level.modules, level.apis
+            self.adapter.disarm()
+        self._idle = False
 
     def _close_step(self, *, finish: bool) -> None:
         try:
@@ -272,7 +378,7 @@ class Session:
         self._opened = False
         had_records = self.writer.step_has_records
         complete = self.writer.close_step(finish=finish)
-        self.adapter.forget_values()
+        self._forget_values()
         if had_records:
             (self._steps if complete else self._partial).append(self.step)
         now = time.monotonic()
@@ -304,20 +410,67 @@ class Session:
             except Exception as error:  # noqa: BLE001 - a guest
                 self.guard.lose("close open calls", error, 0)
 
+    # -- graphs of a device
+
+    def graph_begins(self) -> None:
+        """Work is captured into a graph from now on: whatever we launched would be part of it."""
+        self._graphs += 1
+        if self._graphs == 1 and not self._done:
+            self._before_graph = (self.recording, self.listening)
+            self._settle()  # waiting for the device would end the capture with an error
+            self._pause()
+            self.listening = False
+            self.guard.miss("captured graph of a device: nothing inside is recorded")
+
+    def graph_ends(self) -> None:
+        """The graph is complete."""
+        self._graphs -= 1
+        if not self._graphs and not self._done:
+            recording, self.listening = self._before_graph
+            if recording:
+                self._resume()
+
     # -- calls
 
     def observes_this_thread(self) -> bool:
-        """False in threads of the user's own; the backward engine's threads work for us."""
-        return bool(self.in_backward) or threading.get_ident() == self.thread
+        """False in threads of the user's own but the one that trains; the backward engine's threads work for us."""
+        ident = threading.get_ident()
+        if ident == self.thread:
+            return True
+        # Native threads are not among Python's own, or among them as dummies only.
+        return bool(self.in_backward) and not any(
+            thread.ident == ident and type(thread) is not threading._DummyThread for thread in threading.enumerate()
+        )
+
+    def follow_this_thread(self) -> bool:
+        """True where this thread is observed from now on: the first one that trains is the one we follow."""
+        if self._begun or not self.listening:
+            return False
+        self.thread = threading.get_ident()
+        return True
 
     def open_call(self, template: NameTemplate) -> OpRef | None:
         """Number a call. None where the filters leave it out; its number is used up either way."""
         segment = self.segment
         op = OpRef(template, segment.next_number(template.counter), segment)
-        gate = self.gate
-        if gate.open or gate.enters(op.text, self._enclosing()):
+        if self.gate.open or self._enters(op):
             return op
         return None
+
+    def _enters(self, op: OpRef) -> bool:
+        admitted = self.gate.enters(op.text, self._enclosing())
+        self.attend(op)
+        return admitted
+
+    def attend(self, op: OpRef | None) -> None:
+        """What is described from now on belongs to this call: are its values to be saved?
+
+        Adapters say so where other calls may have come between: at the end of a module call, and in backward.
+        """
+        if self.config.tensor_list:
+            self.saving = op is not None and self.gate.saves(
+                [op.text, op.as_backward().text, op.as_forward().text, *self._enclosing()]
+            )
 
     def close_call(self, op: OpRef) -> None:
         """A call has ended, for filters that bound a range."""
@@ -351,18 +504,170 @@ class Session:
         while modules and modules.pop() is not call:
             pass  # calls above it were left by an exception that their own clean-up did not see
         call.frame = None
+        if not self.gate.open:
+            self.attend(call.op)
 
     def emit(self, record: CallRecord) -> None:
         """Hand a finished record to the writer."""
+        gate = self.gate
+        if gate.watches_all and not gate.keeps(record.op.text, record.op.as_forward().text, record.op.backward):
+            return
         if self.writer.add(record):
             self._settle()
             self.writer.flush()
+            budget = self._budget
+            if budget is not None and self.bytes > budget:
+                self._stop_at_budget()
 
     def _settle(self) -> None:
         try:
             format_tensors(self.adapter.settle())
         except Exception as error:  # noqa: BLE001 - a guest
             self.guard.lose("settle", error, 0)
+
+    # -- how much is written
+
+    @property
+    def bytes(self) -> int:
+        """Bytes written so far: records and values."""
+        return self.writer.bytes + self._value_bytes
+
+    def value_file(self, size: int) -> str | None:
+        """Path for a tensor's values of so many bytes, or None where they are not to be written any more.
+
+        Raises OSError.
+        """
+        size += 1200  # what the file's format adds
+        if self._budget is not None and self.bytes + size > self._budget:
+            self._value_bytes += size  # the next flush finds the limit passed
+            self.writer.hurry()
+            return None
+        path = self.writer.values_of(self.step).fresh()
+        self._value_bytes += size
+        return path
+
+    def value_lost(self, error: BaseException) -> None:
+        """A tensor's values could not be written: its record stays, and the step is a partial one."""
+        self.writer.values_of(self.step).lost += 1
+        self.guard.lose("write tensor values", error, 0)
+        self.guard.miss("tensor whose values could not be written")
+
+    def _stop_at_budget(self) -> None:
+        config = self.config
+        share = f"this rank's share of --probe-max-bytes {config.max_bytes:,}"
+        self._note = f"stopped in step {self.step}: {share} is used up ({self._budget:,} bytes)"
+        get_logger().warning("rank %d: recording %s; training goes on", self.identity.rank, self._note)
+        self.finish(clean=False)
+
+    def _make_forecast(self) -> None:
+        """After the first recorded forward: how much values will take. Said by one rank."""
+        self._forecast_due = False
+        try:
+            self._forecast_now()
+        except Exception as error:  # noqa: BLE001 - a guest
+            self.guard.lose("forecast", error, 0)
+
+    def _forecast_now(self) -> None:
+        config, world = self.config, self.identity.world_size
+        forward = self.bytes
+        # Gradients are as many as what they are gradients of.
+        step = forward * (2 if self.gate.backward else 1)
+        ranks = config.ranks.count(world)
+        last = config.last_step
+        steps = sum(map(config.selects, range(last + 1))) if last is not None else None
+        whole = step * ranks * (steps or 1)
+        span = f"{steps} steps" if steps is not None else "each step (no last step is set)"
+        free = shutil.disk_usage(config.run_dir).free
+        self._forecast = (
+            f"values: {_size(forward)} in the first forward of rank {self.identity.rank}, about {_size(whole)} for "
+            f"{ranks} ranks and {span}; {_size(free)} are free in {config.run_dir}"
+        )
+        if not any(rank in config.ranks for rank in range(self.identity.rank)):
+            get_logger().warning(self._forecast)
+
+    # -- the script in control
+
+    def take_control(self) -> None:
+        """From now on the script says where recording starts, stops and steps."""
+        if self._manual or self._done:
+            return
+        self._pause()
+        if self._opened:
+            self._close_step(finish=True)
+            self.step += 1
+            self.segment = Segment()
+        self._manual, self._begun, self.functional = True, True, False
+        self.listening = False
+        self.adapter.disarm()
+
+    def manual_start(self) -> None:
+        """Record from here on, in the step that is under way."""
+        self._take_orders()
+        if self._done or self._manual_on or not self._selects(self.step):
+            return
+        self._manual_on = True
+        self.thread = threading.get_ident()
+        if not self.takes_modules and not self.takes_apis:
+            return  # level debug
+        if not self._opened:
+            self._open_step()
+        self._resume()
+
+    def manual_stop(self) -> None:
+        """Record no more until the next start."""
+        if self._done or not self._manual_on:
+            return
+        self._manual_on = False
+        if self.recording:
+            try:
+                self.adapter.close_open_calls()
+            except Exception as error:  # noqa: BLE001 - a guest
+                self.guard.lose("close open calls", error, 0)
+            self._settle()
+            self.writer.flush()
+        self._pause()
+        self.listening = False
+        self._write_debug()
+
+    def manual_step(self) -> None:
+        """The step ends here."""
+        if self._done:
+            return
+        self.manual_stop()
+        if self._opened:
+            self._close_step(finish=True)
+        self._write_debug(last=True)
+        self.step += 1
+        self.segment = Segment()
+        self.gate.new_step()
+        self.guard.new_step()
+
+    def save(self, name: str, variable: Any, gradients: bool) -> None:
+        """Put a variable into debug.json of the step under way, its gradients when they come."""
+        if self._done or not self._selects(self.step) or threading.get_ident() != self.thread:
+            return
+        self.saving = self.config.task is Task.TENSOR
+        self._debug.save(name, variable, gradients, self.adapter)
+        self.writer.calls += 1
+        if self._debug.due(self.config.flush_seconds):
+            self._write_debug()
+
+    def _write_debug(self, *, last: bool = False) -> None:
+        if not self._debug.data:
+            return
+        self._settle()
+        values = self.writer.values_of(self.step) if self.config.saves_values else None
+        try:
+            self._debug.write(self._folder(self.step), self.config, self.adapter.framework, values)
+            written = True
+        except OSError as error:
+            self.guard.lose("debug.json", error, len(self._debug.data))
+            written = False
+        if last:
+            self._debug = DebugLog()
+            if self.step not in (*self._steps, *self._partial):
+                (self._steps if written else self._partial).append(self.step)
+            self._save_mark()
 
     # -- roster
 
@@ -385,9 +690,14 @@ class Session:
             lost=dict(self.guard.lost),
             unseen=dict(self.guard.unseen),
             finished=finished,
-            note=note,
+            note=note or self._note,
+            bytes=self.bytes,
+            forecast=self._forecast,
         )
         try:
-            roster.save(self.layout.roster_mark(identity.rank), mark)
+            path = self.layout.roster_mark(identity.rank)
+            if not identity.is_known:
+                path = path.with_name(f"proc{identity.pid}.json")
+            roster.save(path, mark)
         except OSError as error:
             self.guard.lose("roster", error, 0)

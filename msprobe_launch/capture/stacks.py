@@ -20,6 +20,9 @@ class StackTable:
         self._nodes: list[tuple[int, CodeType, int]] = []
         self._texts: dict[tuple[CodeType, int], str] = {}
         self._ours: dict[CodeType, bool] = {}
+        # Set by an adapter: where the framework's code lies, and which of its files only pass calls on.
+        self.framework: tuple[str, ...] = ()
+        self.plumbing: frozenset[str] = frozenset()
 
     def index(self, frame: FrameType | None, until: FrameType | None = None, base: int = ROOT) -> int:
         """The stack that ends in `frame`. Walking up stops at `until`, whose own stack is `base`.
@@ -49,10 +52,20 @@ class StackTable:
         return base
 
     def frames(self, stack: int) -> list[str]:
-        """Frame texts of a stack, innermost first, in the form of stack.json."""
+        """Frame texts of a stack, innermost first, in the form of stack.json.
+
+        Of frames of the framework that follow each other only the innermost is kept, and none that only passes
+        calls on; all others are kept.
+        """
         out = []
+        inside = False
         while stack != ROOT:
             stack, code, position = self._nodes[stack]
+            if code.co_filename in self.plumbing:
+                continue
+            was_inside, inside = inside, code.co_filename.startswith(self.framework)
+            if inside and was_inside:
+                continue
             text = self._texts.get((code, position))
             if text is None:
                 text = self._texts[code, position] = _frame_text(code, position)

@@ -12,15 +12,17 @@ import json
 import os
 import time
 import traceback
+from collections.abc import Callable
 from datetime import datetime
 from io import FileIO
 
 from msprobe_launch.capture.guard import Guard
 from msprobe_launch.capture.stacks import ROOT, StackTable
-from msprobe_launch.config import ProbeConfig
+from msprobe_launch.capture.values import ValueFiles
+from msprobe_launch.config import ProbeConfig, Task
 from msprobe_launch.records import journal
 from msprobe_launch.records.codec import quote, record_line
-from msprobe_launch.records.layout import RankFolder, RunLayout
+from msprobe_launch.records.layout import RankFolder
 from msprobe_launch.records.model import CallRecord
 from msprobe_launch.records.roster import write_atomically
 
@@ -28,10 +30,14 @@ from msprobe_launch.records.roster import write_atomically
 class StepWriter:
     """The files of one step of one rank."""
 
-    def __init__(self, folder: RankFolder, config: ProbeConfig, framework: str, stacks: StackTable) -> None:
+    def __init__(
+        self, folder: RankFolder, config: ProbeConfig, framework: str, stacks: StackTable, values: ValueFiles | None
+    ) -> None:
         self.folder = folder
+        self.values = values
         self.written = 0
         self.lost = 0
+        self.bytes = 0
         self._config = config
         self._framework = framework
         self._stacks = stacks
@@ -70,7 +76,8 @@ class StepWriter:
             # Two programs in turn as one rank, or a restart that kept its number: what is there is not ours.
             raise FileExistsError("an earlier process of this rank has recorded this step; it is kept")
         config = self._config
-        head = journal.header(config.task.value, config.level.value, self._framework)
+        data_dir = str(self.folder.tensors) if self.values is not None else None
+        head = journal.header(config.task.value, config.level.value, self._framework, data_dir)
         handle = FileIO(self.folder.journal, "w")
         try:
             _write_all(handle, head.encode())
@@ -91,7 +98,8 @@ class StepWriter:
                     # Two values under one key would be read as one: the first is kept.
                     guard.miss("second record of one name")
                     continue
-                line = record_line(name, record)
+                values = self.values
+                line = record_line(name, record if values is None else values.named(name, record))
             except Exception as error:  # noqa: BLE001 - one odd value must not take the other records with it
                 guard.lose("encode", error)
                 self.lost += 1
@@ -115,7 +123,9 @@ class StepWriter:
         assert handle is not None
         good = handle.tell()
         try:
-            _write_all(handle, (journal.RECORD_END.join(lines) + journal.RECORD_END).encode())
+            data = (journal.RECORD_END.join(lines) + journal.RECORD_END).encode()
+            _write_all(handle, data)
+            self.bytes += len(data)
         except OSError:
             handle.truncate(good)
             handle.seek(good)
@@ -141,7 +151,7 @@ class StepWriter:
             else:
                 _write_all(handle, journal.EMPTY_CLOSE.encode())
             write_atomically(self.folder.stack, self._context.stack_json())
-            with_parents = self._config.level.modules
+            with_parents = self._config.level.modules or self._config.task is Task.STRUCTURE
             write_atomically(self.folder.construct, self._context.construct_json(with_parents=with_parents))
             journaled = self._side is not None
             self.close()
@@ -154,7 +164,12 @@ class StepWriter:
             guard.lose(f"finish {self.folder.path}", error, 0)
             self.close()
             return False
-        return self.lost == 0
+        return self.complete
+
+    @property
+    def complete(self) -> bool:
+        """True where nothing of what came was lost."""
+        return self.lost == 0 and (self.values is None or self.values.lost == 0)
 
     def close(self) -> None:
         """Let go of the files; the journal stays for a reader."""
@@ -189,12 +204,23 @@ def _write_all(handle: FileIO, data: bytes) -> None:
 class Writer:
     """The bounded buffer in front of the step's files."""
 
-    def __init__(self, config: ProbeConfig, layout: RunLayout, rank: int, framework: str, guard: Guard) -> None:
+    def __init__(
+        self,
+        config: ProbeConfig,
+        folder_of: Callable[[int], RankFolder],
+        framework: str,
+        guard: Guard,
+        value_ending: str,
+    ) -> None:
         self.stacks = StackTable()
         self.calls = 0
-        self._config = config
-        self._layout = layout
-        self._rank = rank
+        self.config = config
+        self.folder_of = folder_of
+        self._value_ending = value_ending
+        self._values: tuple[int, ValueFiles] | None = None
+        self._stale: list[ValueFiles] = []
+        self._carries = False
+        self._bytes = 0
         self._framework = framework
         self._guard = guard
         self._step: StepWriter | None = None
@@ -206,10 +232,39 @@ class Writer:
 
     def open_step(self, step: int) -> None:
         """Records that follow belong to this step."""
-        folder = self._layout.rank_folder(step, self._rank)
-        self._step = StepWriter(folder, self._config, self._framework, self.stacks)
+        values = self.values_of(step) if self.config.saves_values else None
+        self._step = StepWriter(self.folder_of(step), self.config, self._framework, self.stacks, values)
         self._step.begin(self._guard)
-        self._flush_at = time.monotonic() + self._config.flush_seconds
+        self._flush_at = time.monotonic() + self.config.flush_seconds
+
+    def values_of(self, step: int) -> ValueFiles:
+        """The files of tensor values of a step, which need not be open (a script may save without recording)."""
+        known = self._values
+        if known is not None and known[0] == step:
+            return known[1]
+        self._clean_values()
+        values = ValueFiles(self.folder_of(step).tensors, self._value_ending)
+        self._values = (step, values)
+        return values
+
+    def _clean_values(self) -> None:
+        """Remove values that never got a name, unless records that wait for their step may still give them one."""
+        if self._values is not None:
+            self._stale.append(self._values[1])
+            self._values = None
+        if self._held is None and not self._carries:
+            for values in self._stale:
+                values.finish()
+            self._stale.clear()
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of records written so far, in all steps."""
+        return self._bytes + (self._step.bytes if self._step is not None else 0)
+
+    def hurry(self) -> None:
+        """Let the next record be the last of its flush."""
+        self._limit = 0
 
     def add(self, record: CallRecord) -> bool:
         """Take one record; True where a flush is due."""
@@ -222,7 +277,7 @@ class Writer:
 
     def flush(self, *, last: bool = False) -> None:
         """Write the buffer. The caller has brought device statistics home. `last`: the step is finished next."""
-        self._flush_at = time.monotonic() + self._config.flush_seconds
+        self._flush_at = time.monotonic() + self.config.flush_seconds
         records, self._buffer = self._buffer, []
         if records and self._step is not None:
             self.calls += len(records)
@@ -240,7 +295,12 @@ class Writer:
     def take_held(self) -> list[CallRecord]:
         """What was held, for the step that comes next."""
         held, self._held = self._held or [], None
+        self._carries = bool(held)
         return held
+
+    def carried(self) -> None:
+        """What was taken has been added to its step."""
+        self._carries = False
 
     def close_step(self, *, finish: bool) -> bool:
         """Flush and finish the open step; with `finish` False its journal is left as a partial step.
@@ -251,10 +311,12 @@ class Writer:
         step, self._step = self._step, None
         if step is None:
             return False
-        if finish:
-            return step.finish(self._guard)
+        self._bytes += step.bytes
+        complete = step.finish(self._guard) if finish else False
         step.close()
-        return False
+        if self._values is not None:
+            self._clean_values()
+        return complete
 
     @property
     def step_has_records(self) -> bool:
@@ -263,6 +325,8 @@ class Writer:
     def forget(self) -> None:
         """In a forked child: the files are the parent's. Close nothing that would flush into them."""
         self._step, self._buffer, self._held = None, [], None
+        self._values = None
+        self._stale.clear()
 
     def _log_error(self, message: str) -> None:
         if self._step is not None:

@@ -1,4 +1,4 @@
-"""The statistics kernel in C, where it could be compiled. Framework-neutral: it reads memory by address.
+"""Statistics and checksums in C, where they could be compiled. Framework-neutral: it reads memory by address.
 
 Compiled when the package is built (`hatch_build.py`). It is called through ctypes and holds no state.
 """
@@ -27,6 +27,49 @@ def load() -> dict[str, Kernel]:
     except OSError:
         return {}
     return {name: _kernel(quick, long, name) for name in ("float32", "float64", "bfloat16")}
+
+
+# (address, bytes) -> checksum
+Checksum = Callable[[int, int], int]
+
+
+def load_checksums() -> dict[str, Checksum]:
+    """`crc32` (as zlib has it) and `xor` (of 8-byte words); empty where there is no library for this machine."""
+    try:
+        quick, long = ctypes.PyDLL(str(LIBRARY)), ctypes.CDLL(str(LIBRARY))
+        return {"crc32": _crc32(quick, long), "xor": _xor(quick, long)}
+    except (OSError, AttributeError):  # none, or one of an earlier version
+        return {}
+
+
+def _crc32(quick: ctypes.CDLL, long: ctypes.CDLL) -> Checksum:
+    functions = [library.crc32_of for library in (quick, long)]
+    for function in functions:
+        function.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        function.restype = ctypes.c_uint32
+    held, released = functions
+    limit = 4 * RELEASE_FROM
+
+    def crc32(data: int, size: int) -> int:
+        return int(held(data, size) if size < limit else released(data, size))
+
+    return crc32
+
+
+def _xor(quick: ctypes.CDLL, long: ctypes.CDLL) -> Checksum:
+    functions = [library.xor_words for library in (quick, long)]
+    for function in functions:
+        function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+        function.restype = None
+    held, released = functions
+    limit = 4 * RELEASE_FROM
+
+    def xor(data: int, size: int) -> int:
+        out = ctypes.c_uint64()
+        (held if size < limit else released)(data, size, ctypes.byref(out))
+        return out.value
+
+    return xor
 
 
 def _kernel(quick: ctypes.CDLL, long: ctypes.CDLL, name: str) -> Kernel:

@@ -2,6 +2,7 @@
 
 RUN_DIR/
   manifest.json             one per run, by the first node
+  events.jsonl              what the launchers noticed while the ranks ran
   roster/rank<R>.json       one per rank
   logs/                     per-rank stdout and stderr, as the backend lays them out
   step<N>/rank<R>/...       one folder per step and rank
@@ -12,6 +13,7 @@ RUN_DIR/
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,18 @@ _RANK = re.compile(r"^rank(\d+)$")
 _PROC = re.compile(r"^proc(\d+)$")
 _ATTEMPT = re.compile(r"^attempt(\d+)$")
 _ROSTER = re.compile(r"^rank(\d+)\.json$")
+
+
+MAX_FILE_NAME = 255  # bytes, on every file system in use
+
+
+def value_file_name(item: str, ending: str) -> str:
+    """File name of an item's values. A longer one than file systems take is cut and told apart by its CRC-32."""
+    name = item.replace("/", "_").replace("\0", "_").lstrip(".")
+    if len(name.encode()) + len(ending) > MAX_FILE_NAME:
+        whole = name.encode()
+        name = f"{whole[:200].decode(errors='ignore')}.{zlib.crc32(whole):08x}"
+    return name + ending
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +126,28 @@ class RunLayout:
         return self.base / "logs"
 
     @property
+    def events(self) -> Path:
+        """What the launcher noticed while the ranks ran, one JSON object a line."""
+        return self.root / "events.jsonl"
+
+    @property
     def aggregate(self) -> Path:
         return self.root / "aggregate"
+
+    @property
+    def control(self) -> Path:
+        """What a running job rereads between steps."""
+        return self.root / "control.yaml"
 
     def step(self, step: int) -> Path:
         return self.base / f"step{step}"
 
     def rank_folder(self, step: int, rank: int) -> RankFolder:
         return RankFolder(self.step(step) / f"rank{rank}", rank)
+
+    def process_folder(self, step: int, pid: int) -> RankFolder:
+        """The folder of a process that knows no rank."""
+        return RankFolder(self.step(step) / f"proc{pid}", None)
 
     # -- what is there
 

@@ -22,10 +22,10 @@ class TensorValue:
     `head` is the JSON text of type, dtype and shape; `statistics` is filled at once on the host and at the next flush
     for tensors on a device; `tail` is JSON text of further keys (placements).
     `requires_grad` is None for what can have no gradient (a numpy array). The object is shared by all records that
-    saw the same unchanged tensor, so its text is made once.
+    saw the same unchanged tensor, so its text is made once. `saved` is the path of the file that holds its values.
     """
 
-    __slots__ = ("head", "requires_grad", "statistics", "tail", "text")
+    __slots__ = ("head", "requires_grad", "saved", "statistics", "tail", "text")
 
     def __init__(
         self, head: str, statistics: Statistics = NO_STATISTICS, requires_grad: bool | None = False, tail: str = ""
@@ -35,6 +35,7 @@ class TensorValue:
         self.requires_grad = requires_grad
         self.tail = tail
         self.text: str | None = None
+        self.saved: str | None = None
 
 
 class PlainValue:
@@ -98,10 +99,16 @@ class OpRef:
 
     def as_backward(self) -> OpRef:
         """The same call in the other direction."""
+        if self.backward:
+            return self
         twin = self._twin
         if twin is None:
             twin = self._twin = OpRef(self.template, self.number, self.segment, True)
         return twin
+
+    def as_forward(self) -> OpRef:
+        """The call itself, also of its backward direction."""
+        return OpRef(self.template, self.number, self.segment) if self.backward else self
 
 
 class CallRecord:

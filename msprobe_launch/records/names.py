@@ -69,6 +69,16 @@ class OpName:
             return cls("", ".".join(parts[:-2]), None, int(parts[-2]), Phase.DEBUG)
         raise ValueError(f"not an op name: {text!r}")
 
+    @property
+    def stem(self) -> str:
+        """What all calls of one API or module share: `Functional.linear`, `Module.fc.Linear`."""
+        return ".".join(part for part in (self.prefix, self.name, self.class_name) if part)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The parts of `stem`."""
+        return tuple(self.stem.split("."))
+
     def __str__(self) -> str:
         if self.phase is Phase.DEBUG:
             return f"{self.name}.{self.call}.debug"
@@ -76,6 +86,16 @@ class OpName:
             return f"{self.prefix}.{self.name}.{self.call}.{self.phase.value}"
         head = ".".join(part for part in (self.prefix, self.name, self.class_name) if part)
         return f"{head}.{self.phase.value}" + ("" if self.call is None else f".{self.call}")
+
+
+def debug_name(name: str, count: int) -> str:
+    """`<name>.<count>.debug`."""
+    return f"{name}.{count}.{Phase.DEBUG.value}"
+
+
+def regex_of(entry: str) -> str | None:
+    """The expression in a filter entry `name-regex(<expression>)`, which is msprobe's way to write one, else None."""
+    return entry[len("name-regex(") : -1] if entry.startswith("name-regex(") and entry.endswith(")") else None
 
 
 @dataclass(frozen=True, slots=True)

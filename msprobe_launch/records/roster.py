@@ -43,7 +43,8 @@ class RankMark:
     `attached` is False in a mark that only the launcher wrote (the rank never reached us). `steps` lists the
     recorded steps that are complete on disk, `partial_steps` those of which something is missing. `lost` maps a
     reason to a number of calls. `unseen` maps what could not be observed to a number. `exit_code` is negative
-    for a signal, as subprocess has it; `ended` says it in words.
+    for a signal, as subprocess has it; `ended` says it in words. `bytes` counts what was written; `forecast` says how
+    much values of tensors were expected to take.
     """
 
     rank: int
@@ -63,6 +64,8 @@ class RankMark:
     unseen: dict[str, int] = field(default_factory=dict)
     finished: bool = False
     note: str = ""
+    bytes: int = 0
+    forecast: str = ""
     exit_code: int | None = None
     ended: str = ""
     exception: str = ""

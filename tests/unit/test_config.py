@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_launch.config import DataMode, Level, NumberSet, ProbeConfig, StepOn, Task
+from msprobe_launch.config import DataMode, Level, NumberSet, ProbeConfig, StepOn, SummaryMode, Task
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,13 @@ def test_json_round_trip_keeps_every_field() -> None:
         step_on=StepOn.MANUAL,
         eval=True,
         bench=Path("/runs/good"),
+        summary_mode=SummaryMode.XOR,
+        tensor_list=("linear",),
+        max_bytes=10**9,
+        every=3,
+        start=2,
+        stop=9,
+        control_seconds=0.25,
         flush_records=7,
         flush_seconds=0.5,
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from msprobe_launch.config import DataMode, Level, NumberSet, StepOn, Task
+from msprobe_launch.config import DataMode, Level, NumberSet, StepOn, SummaryMode, Task
 from msprobe_launch.config_sources import Resolved, resolve
 from msprobe_launch.errors import ConfigError
 
@@ -97,8 +97,11 @@ def test_only_the_chosen_tasks_section_is_read(tmp_path: Path) -> None:
         ({"statistics": {"lsit": []}}, "unknown key 'lsit' in 'statistics' of probe.json. Did you mean 'list'?"),
         ({"level": "L3"}, "unknown value 'L3'."),
         ({"level": "mixx"}, "Did you mean 'mix'?"),
-        ({"level": "debug"}, "'debug' is not supported yet. Known: L0, L1, mix."),
-        ({"task": "tensor"}, "'tensor' is not supported yet."),
+        ({"level": "L2"}, "'L2' is not supported yet. Known: L0, L1, mix, debug."),
+        ({"task": "nan_check"}, "'nan_check' is not supported yet."),
+        ({"step_every": 0}, "must be a whole number of at least 1, not 0."),
+        ({"step_start": 5, "step_stop": 4}, "step 4 comes before the first one, 5."),
+        ({"max_bytes": "20 parsecs"}, "'20 parsecs' is no number of bytes such as 500M, 20GB or 64GiB."),
         ({"step": "0"}, 'must be a list of numbers and ranges such as [0, "5-8"], not "0".'),
         ({"step": [True]}, "not [true]."),
         ({"rank": ["7-5"]}, "the range '7-5' runs backwards"),
@@ -108,8 +111,12 @@ def test_only_the_chosen_tasks_section_is_read(tmp_path: Path) -> None:
         ({"statistics": {"list": "conv"}}, "must be a list of texts"),
         ({"statistics": {"data_mode": ["all", "input"]}}, "'all' already includes input."),
         ({"statistics": {"data_mode": ["inptu"]}}, "Did you mean 'input'?"),
-        ({"statistics": {"summary_mode": "md5"}}, '"md5" is not supported yet. Use "statistics", or leave it out.'),
-        ({"statistics": {"list": ["name-regex(a.*)"]}}, "regular expressions are not supported yet."),
+        (
+            {"statistics": {"summary_mode": "md"}},
+            "unknown value 'md'. Did you mean 'md5'? Known: statistics, md5, xor.",
+        ),
+        ({"statistics": {"list": ["name-regex(a(.*)"]}}, "'name-regex(a(.*)' is no regular expression:"),
+        ({"task": "tensor", "tensor": {"tensor_list": ["linear"]}}, "goes with task statistics, not with task tensor."),
         ({"async_dump": True}, "true is not supported yet. Use false, or leave it out."),
         ({"async_dump": 0}, "0 is not supported yet."),
         ({"is_deterministic": True}, "'is_deterministic' in probe.json"),
@@ -123,6 +130,17 @@ def test_only_the_chosen_tasks_section_is_read(tmp_path: Path) -> None:
 )
 def test_a_wrong_file_is_refused_with_the_reason(tmp_path: Path, file: Any, expected: str) -> None:
     assert expected in message(tmp_path, file)
+
+
+def test_bytes_checksums_and_steps_by_rule(tmp_path: Path) -> None:
+    section = {"summary_mode": "md5", "tensor_list": ["linear"]}
+    config = resolved(
+        tmp_path, {"statistics": section, "max_bytes": "2.5GB"}, every="10", start="100", stop="120"
+    ).config
+    assert (config.summary_mode, config.tensor_list, config.max_bytes) == (SummaryMode.MD5, ("linear",), 2_500_000_000)
+    assert [step for step in range(200) if config.selects(step)] == [100, 110, 120]
+    assert config.last_step == 120
+    assert resolved(tmp_path, max_bytes="64KiB").config.max_bytes == 65536
 
 
 def test_a_scope_must_be_of_the_levels_kind(tmp_path: Path) -> None:

@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
-from msprobe_launch.adapters.torch import steps
+from msprobe_launch.adapters.torch import graphs, steps
 from msprobe_launch.adapters.torch.api import ApiCalls
 from msprobe_launch.adapters.torch.backward import BackwardWatch
+from msprobe_launch.adapters.torch.custom import CustomApis
 from msprobe_launch.adapters.torch.modules import ModuleCalls
 from msprobe_launch.adapters.torch.quiet import Quiet
 from msprobe_launch.adapters.torch.values import TorchValues
+from msprobe_launch.config import Task
 
 if TYPE_CHECKING:
     from msprobe_launch.capture.session import Session
-    from msprobe_launch.records.model import TensorValue
+    from msprobe_launch.records.model import TensorValue, Value
 
 
 class TorchAdapter:
     """See `adapters.base.FrameworkAdapter`."""
 
     framework = "pytorch"
+    value_ending = ".pt"
 
     def __init__(self) -> None:
         self.versions = {"torch": torch.__version__}
 
     def install(self, session: Session) -> None:
         self._session = session
-        quiet = Quiet()
-        self._values = TorchValues(session.config.task)
+        quiet = self._quiet = Quiet()
+        self._values = TorchValues(session)
         self._backward = BackwardWatch(session, self._values, quiet)
         self._modules = ModuleCalls(session, self._values, self._backward, quiet)
         self._apis = ApiCalls(session, self._values, self._backward, quiet)
+        self._custom = CustomApis(session, self._apis.observe)
+        graphs.install(session)
         steps.install(session, self._before_optimizer, self._after_optimizer)
         self._modules.install()
         self._apis.install()
@@ -60,6 +67,42 @@ class TorchAdapter:
 
     def settle(self) -> list[TensorValue]:
         return self._values.settle()
+
+    def known_rank(self) -> tuple[int, int] | None:
+        if dist.is_available() and dist.is_initialized():
+            return dist.get_rank(), dist.get_world_size()
+        return None
+
+    def describe(self, value: Any) -> Value:
+        self._quiet.enter()
+        try:
+            return self._values.describe(value)
+        finally:
+            self._quiet.leave()
+
+    def watch_gradient(self, value: Any, put: Callable[[Value], None]) -> None:
+        if not isinstance(value, torch.Tensor) or not value.requires_grad:
+            return
+        session = self._session
+
+        def seen(gradient: torch.Tensor) -> None:
+            try:
+                session.saving = session.config.task is Task.TENSOR
+                put(self.describe(gradient))
+            except Exception as error:  # noqa: BLE001 - a guest
+                session.guard.lose("saved gradient", error)
+
+        # A tensor's hook that returns nothing leaves the gradient as it is.
+        value.register_hook(seen)
+
+    def register_api(self, owner: Any, name: str, prefix: str) -> None:
+        self._custom.register(owner, name, prefix)
+
+    def restore_apis(self) -> None:
+        self._custom.restore()
+
+    def name_models(self, models: Sequence[Any]) -> None:
+        self._modules.name_models(models)
 
     def close_open_calls(self) -> None:
         self._backward.close()

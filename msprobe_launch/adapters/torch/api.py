@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _frame = sys._getframe
 _is_grad_enabled = torch.is_grad_enabled
+_is_compiling: Callable[[], bool] = torch.compiler.is_compiling
 
 # Modules that stand between a user's call and torch: the caller is looked for above them.
 _HELPERS = (
@@ -118,8 +119,9 @@ class ApiCalls(TorchFunctionMode):
     def install(self) -> None:
         """Follow the program into backward, and keep torch's own decisions as they are without us."""
         self._follow_backward()
+        self._watch_functions()
         self._hide_from_fast_paths()
-        compiled.install(self._hidden)
+        compiled.install(self._hidden, self._compiled)
         self._works.install()
         collectives.route_through_modes(self._outer_collective)
 
@@ -162,6 +164,8 @@ class ApiCalls(TorchFunctionMode):
 
         @functools.wraps(original)
         def run(*args: Any, **kwargs: Any) -> Any:
+            if not session.observes_this_thread():
+                return original(*args, **kwargs)
             session.backward_begins()
             # torch has taken the modes off: `backward` itself is an API they were asked about.
             pushed = session.recording and session.config.level.apis and not stack_depth()
@@ -176,6 +180,39 @@ class ApiCalls(TorchFunctionMode):
 
         torch.autograd.graph._engine_run_backward = run
         torch.autograd._engine_run_backward = run
+
+    def _watch_functions(self) -> None:
+        """Record `Function.apply` of the program's own autograd functions, which no mode is asked about."""
+        session = self._session
+        observe = self._observe
+        original = torch.autograd.Function.__dict__["apply"].__func__
+        sites: dict[type, Site | None] = {}
+
+        @functools.wraps(original)
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            if _is_compiling() or not session.recording or not session.takes_apis:
+                return original(cls, *args, **kwargs)
+            site = sites.get(cls)
+            if site is None:
+                if cls in sites:
+                    return original(cls, *args, **kwargs)
+                own = not cls.__module__.startswith("torch.")
+                site = sites[cls] = Site(None, "Function", cls.__name__) if own else None
+                return apply(cls, *args, **kwargs)
+            return observe(site, original.__get__(cls), args, kwargs)
+
+        torch.autograd.Function.apply = classmethod(apply)
+
+    def _compiled(self, name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of a compiled function (not a module's): one record at its boundary."""
+        session = self._session
+        if not session.recording or not session.config.level.apis or _is_compiling():
+            return function(*args, **kwargs)
+        site = self._sites.get(("compiled", name))
+        if site is None:
+            site = self._sites["compiled", name] = Site(None, "Compiled", name)
+        session.guard.miss(f"inside of Compiled.{name}: not observable (compiled)")
+        return self._observe(site, function, args, kwargs)
 
     def _hide_from_fast_paths(self) -> None:
         """Fused fast paths of evaluation are left where torch sees a mode; it must not see ours (docs/capture.md)."""
@@ -215,6 +252,14 @@ class ApiCalls(TorchFunctionMode):
             site = None
         self._sites[func] = site
         return site
+
+    def observe(self, prefix: str, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call and record a function that the script has registered (`adapters.torch.custom`)."""
+        key = ("custom", prefix, name)
+        site = self._sites.get(key)
+        if site is None:
+            site = self._sites[key] = Site(None, prefix, name)
+        return self._observe(site, func, args, kwargs)
 
     def _observe(self, site: Site, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         session = self._session
@@ -285,7 +330,7 @@ class ApiCalls(TorchFunctionMode):
         quiet.enter()
         try:
             gradients = quiet.gradients
-            record.recompute = bool(session.in_backward) and gradients
+            record.recompute = bool(session.in_backward) and gradients and (bool(session.modules) or _recomputes(frame))
             if gate.inputs and gate.forward:
                 record.inputs, record.kwargs = self._arguments(site, args, kwargs)
             inputs = inputs_of(args, kwargs) if gradients and gate.backward else None
@@ -368,6 +413,15 @@ class ApiCalls(TorchFunctionMode):
             return func(*args, **kwargs)
         with self._hidden():
             return self.__torch_function__(func, (), args, kwargs)
+
+
+def _recomputes(frame: FrameType | None) -> bool:
+    """True under activation checkpointing: in backward, but not of a double backward's own making."""
+    while frame is not None:
+        if "checkpoint" in frame.f_globals.get("__name__", ""):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _kind_of(module: str) -> int:

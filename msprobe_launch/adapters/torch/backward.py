@@ -11,6 +11,7 @@ Source of the method and of its equality with full-backward hooks: docs/capture.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -75,6 +76,8 @@ def _collect_edges(values: Any, edges: list[Edge | None], depth: int = 0) -> Non
             _collect_edges(value, edges, depth + 1)
         elif isinstance(value, dict):
             _collect_edges(value.values(), edges, depth + 1)
+        elif is_dataclass(value) and not isinstance(value, type):
+            _collect_edges(_fields_of(value), edges, depth + 1)
 
 
 def _collect_outputs(value: Any, found: list[Tensor], depth: int = 0) -> None:
@@ -88,6 +91,13 @@ def _collect_outputs(value: Any, found: list[Tensor], depth: int = 0) -> None:
     elif isinstance(value, dict):
         for item in value.values():
             _collect_outputs(item, found, depth + 1)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for item in _fields_of(value):
+            _collect_outputs(item, found, depth + 1)
+
+
+def _fields_of(value: Any) -> list[Any]:
+    return [getattr(value, field.name, None) for field in fields(value)]
 
 
 class OpenBackward:
@@ -217,15 +227,19 @@ class BackwardWatch:
             if not state.waiting:
                 state.waiting = True
                 self._open[id(state)] = state
+            session = self._session
+            gate = session.gate
+            if not gate.open:
+                session.attend(state.op)
             describe = self._values.describe
             self._quiet.enter()
             try:
-                if places is not None:
+                if places is not None and gate.inputs:
                     for number, index in places:
                         gradient = incoming[number]
                         if gradient is not None:
                             state.incoming[index] = describe(gradient)
-                if hits is not None and outgoing is not None:
+                if hits is not None and outgoing is not None and gate.outputs:
                     self._add(state, outgoing, hits)
             finally:
                 self._quiet.leave()

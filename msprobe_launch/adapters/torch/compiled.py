@@ -16,10 +16,13 @@ import torch
 from torch import nn
 
 Hidden = Callable[[], AbstractContextManager[None]]
+Boundary = Callable[[str, Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
-def install(hidden: Hidden) -> None:
+def install(hidden: Hidden, boundary: Boundary) -> None:
     """Hide the mode around whatever is compiled from now on. `hidden()` takes it off the stack for a while.
+
+    `boundary(name, function, args, kwargs)` calls a compiled function of the program's; modules have their own record.
 
     Dynamo is imported late, by the first `torch.compile`; importing it here would cost the program a second.
     """
@@ -29,15 +32,15 @@ def install(hidden: Hidden) -> None:
     def compile(*args: Any, **kwargs: Any) -> Any:
         import torch._dynamo.eval_frame
 
-        _hide_in(torch._dynamo.eval_frame._TorchDynamoContext, hidden)
+        _hide_in(torch._dynamo.eval_frame._TorchDynamoContext, hidden, boundary)
         return original(*args, **kwargs)
 
     torch.compile = compile
     if "torch._dynamo.eval_frame" in sys.modules:
-        _hide_in(sys.modules["torch._dynamo.eval_frame"]._TorchDynamoContext, hidden)
+        _hide_in(sys.modules["torch._dynamo.eval_frame"]._TorchDynamoContext, hidden, boundary)
 
 
-def _hide_in(context: Any, hidden: Hidden) -> None:
+def _hide_in(context: Any, hidden: Hidden, boundary: Boundary) -> None:
     original = context.__call__
     if hasattr(original, "_msprobe_hidden"):
         return
@@ -48,12 +51,24 @@ def _hide_in(context: Any, hidden: Hidden) -> None:
         if isinstance(compiled, (nn.Module, type)):
             return compiled  # its forward has come through here by itself
 
+        name = _name_of(function)
+
         @functools.wraps(compiled)
         def unseen(*args: Any, **kwargs: Any) -> Any:
             with hidden():
-                return compiled(*args, **kwargs)
+                return compiled(*args, **kwargs) if name is None else boundary(name, compiled, args, kwargs)
 
         return unseen
 
     __call__._msprobe_hidden = True  # type: ignore[attr-defined]
     context.__call__ = __call__
+
+
+def _name_of(function: Any) -> str | None:
+    """Name of a compiled function; None for a module's method and for torch's own."""
+    if isinstance(getattr(function, "__self__", None), nn.Module):
+        return None
+    if (getattr(function, "__module__", None) or "torch").partition(".")[0] == "torch":
+        return None
+    name = getattr(function, "__name__", None)
+    return name.replace("<", "").replace(">", "") if isinstance(name, str) else None

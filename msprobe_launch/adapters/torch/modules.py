@@ -6,13 +6,17 @@ tells the session where outermost forwards begin, at every level.
 
 from __future__ import annotations
 
+import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from msprobe_launch.adapters.torch.backward import BackwardWatch, Inputs, inputs_of
 from msprobe_launch.adapters.torch.naming import ModuleInfo, ModuleNames
@@ -44,8 +48,7 @@ class ModuleCalls:
         self._backward = backward
         self._quiet = quiet
         self._names = ModuleNames()
-        self._gradients = ParameterGradients(session, values, quiet)
-        self._modules = session.config.level.modules
+        self._gradients = ParameterGradients(session, values, quiet, self._names)
         self._original: Callable[..., Any] = nn.Module.__call__
 
     def install(self) -> None:
@@ -64,6 +67,16 @@ class ModuleCalls:
         __call__.__doc__ = original.__doc__
         nn.Module.__call__ = __call__
         nn.modules.module.register_module_module_registration_hook(self._names.held_by)
+        stacks = session.writer.stacks
+        stacks.framework = (os.path.dirname(torch.__file__) + os.sep,)
+        stacks.plumbing = frozenset({nn.modules.module.__file__})
+        if session.gate.backward:
+            register_optimizer_step_pre_hook(self._gradients.before_step)
+
+    def name_models(self, models: Sequence[nn.Module]) -> None:
+        """Several models: their index stands before their modules' names."""
+        for index, model in enumerate(models):
+            self._names.name_top(model, str(index))
 
     def close(self) -> None:
         """Emit what waits for a gradient that will not come."""
@@ -71,7 +84,7 @@ class ModuleCalls:
 
     def _observe(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         session = self._session
-        if not session.observes_this_thread():
+        if not session.observes_this_thread() and not (torch.is_grad_enabled() and session.follow_this_thread()):
             session.guard.miss("module call in another thread")
             return self._original(module, *args, **kwargs)
         if is_traced():
@@ -118,12 +131,14 @@ class ModuleCalls:
             return state
         state.parent = session.parent
         op = session.open_call(info.template)
+        if info.compiled or module._compiled_call_impl is not None:
+            session.guard.miss(f"inside of {info.template.counter}: not observable (compiled)")
         if op is None:  # left out by a filter; it still encloses what runs inside
             segment = session.segment
             state.op = OpRef(info.template, segment.counters[info.template.counter] - 1, segment)
             return state
         state.op = op
-        if not self._modules:
+        if not session.takes_modules:
             return state
         gate = session.gate
         # The graph of this call is built if gradients were on before we switched them off.
@@ -135,11 +150,11 @@ class ModuleCalls:
             record.inputs = describe.items(args)
             record.kwargs = {key: describe(value) for key, value in kwargs.items()} if kwargs else None
             parameters = module._parameters
-            if parameters:
+            if parameters and not (info.lazy and _is_uninitialized(parameters)):
                 record.parameters = {n: describe(value) for n, value in parameters.items() if value is not None}
         if gradients and gate.backward:
             state.inputs = inputs_of(args, kwargs)
-            if module._parameters:
+            if module._parameters and not info.lazy:
                 self._gradients.watch(info, module)
         return state
 
@@ -174,6 +189,10 @@ class ModuleCalls:
             self._quiet.leave()
 
 
+def _is_uninitialized(parameters: Mapping[str, Any]) -> bool:
+    return any(isinstance(value, UninitializedParameter) for value in parameters.values())
+
+
 _RAISED = object()
 
 
@@ -191,15 +210,19 @@ class _Before:
 
 
 class ParameterGradients:
-    """Gradients of parameters as accumulated on this rank (under DDP: before they are reduced).
+    """Gradients of parameters, both ways; those of one module make one record.
 
-    A hook that runs after each accumulation, once per parameter; the gradients of one module make one record.
+    As accumulated on this rank (under DDP: before they are reduced), by a hook after each accumulation, once per
+    parameter. And as applied, read when the optimizer's step begins (reduced, unscaled, clipped): `<name>.applied`,
+    where they can be others than those.
     """
 
-    def __init__(self, session: Session, values: TorchValues, quiet: Quiet) -> None:
+    def __init__(self, session: Session, values: TorchValues, quiet: Quiet, names: ModuleNames) -> None:
         self._session = session
         self._values = values
         self._quiet = quiet
+        self._names = names
+        self._local: dict[tuple[int, str], Value] = {}
         self._hooked: dict[int, weakref.ref[Tensor]] = {}
         self._waiting: dict[int, tuple[ModuleInfo, dict[str, Value], set[str]]] = {}
         self._expected: dict[int, set[str]] = {}
@@ -228,6 +251,7 @@ class ParameterGradients:
                 finally:
                     self._quiet.leave()
                 key = id(info)
+                self._local[key, name] = value
                 entry = self._waiting.get(key)
                 if entry is not None and name in entry[1]:
                     self._emit(key)  # a second accumulation before the first was complete
@@ -245,10 +269,59 @@ class ParameterGradients:
 
     def _emit(self, key: int) -> None:
         info, values, _ = self._waiting.pop(key)
+        self._record(info, values)
+
+    def _record(self, info: ModuleInfo, values: dict[str, Value]) -> None:
         session = self._session
         op = session.open_call(info.gradients)
         if op is not None:
             session.emit(CallRecord(op, None, None, None, values, is_grad=True))
+
+    def before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An optimizer is about to step: what it finds in `.grad` is what it applies."""
+        session = self._session
+        # A closure computes the gradients only now.
+        if (
+            not session.recording
+            or not session.takes_modules
+            or len(args) > 1
+            or kwargs.get("closure")
+            or not session.observes_this_thread()
+        ):
+            return
+        try:
+            self._quiet.enter()
+            try:
+                self._applied(optimizer)
+            finally:
+                self._quiet.leave()
+        except Exception as error:  # noqa: BLE001 - a guest
+            session.guard.lose("applied gradient", error)
+
+    def _applied(self, optimizer: Optimizer) -> None:
+        values = self._values
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            # Reducers, and scripts that reduce `p.grad.data`, leave no trace in the version counter.
+            values.forget()
+        left = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        local, self._local = self._local, {}
+        for info in self._names.holding:
+            module = info.module()
+            if module is None:
+                continue
+            found: dict[str, Value] = {}
+            changed = False
+            for name, parameter in module._parameters.items():
+                if parameter is None or id(parameter) not in left:
+                    continue
+                left.discard(id(parameter))  # a shared one has the name of its first holder
+                gradient = parameter.grad
+                if gradient is not None:
+                    found[f"{name}.applied"] = value = values.describe(gradient)
+                    # The very value of the local record: the same tensor, unchanged since.
+                    changed = changed or value is not local.get((id(info), name))
+            if changed:
+                self._record(info, found)
 
     def close(self) -> None:
         """Emit modules of which not every parameter got a gradient."""

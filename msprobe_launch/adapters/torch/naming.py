@@ -12,6 +12,7 @@ import weakref
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from msprobe_launch.records.names import NameTemplate
 
@@ -19,19 +20,29 @@ from msprobe_launch.records.names import NameTemplate
 class ModuleInfo:
     """What is known of one module object: its names and whether its calls are ops of their own."""
 
-    __slots__ = ("gradients", "hooked", "module", "recorded", "template")
+    __slots__ = ("compiled", "gradients", "lazy", "module", "recorded", "template")
 
     def __init__(self, module: nn.Module, template: NameTemplate, recorded: bool) -> None:
         self.module = weakref.ref(module)
         self.template = template
         self.recorded = recorded  # False for the frame of the step: a topmost module that only holds others
         self.gradients = template.parameters_grad()
-        self.hooked = False
+        self.compiled = is_compiled(module)
+        self.lazy = isinstance(module, LazyModuleMixin)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """True for what `torch.compile(module)` returns."""
+    return type(module).__name__ == "OptimizedModule"
 
 
 def class_name(module: nn.Module) -> str:
-    """Class name as the user wrote it: FSDP2 swaps a module's class for a subclass it makes."""
+    """Class name as the user wrote it, which a compiled module, a lazy one and one under FSDP2 do not have."""
     kind = type(module)
+    if kind.__name__ == "OptimizedModule":
+        return class_name(module._orig_mod)
+    if isinstance(module, LazyModuleMixin) and module.cls_to_become is not None:
+        return module.cls_to_become.__name__
     if kind.__name__.startswith("FSDP") and any(base.__name__ == "FSDPModule" for base in kind.__mro__):
         for base in kind.__mro__[1:]:
             if base.__name__ != "FSDPModule" and issubclass(base, nn.Module):
@@ -46,6 +57,7 @@ class ModuleNames:
         self._infos: dict[int, ModuleInfo] = {}
         self._holders: dict[int, tuple[weakref.ref[nn.Module], weakref.ref[nn.Module]]] = {}
         self._tops: list[tuple[weakref.ref[nn.Module], str]] = []
+        self.holding: list[ModuleInfo] = []  # those with parameters of their own
 
     def held_by(self, holder: nn.Module, _name: str, module: Any) -> None:
         """Registration hook: `module` was put into `holder`. Returns None, which leaves it as it is."""
@@ -66,6 +78,11 @@ class ModuleNames:
             info = self._infos[id(module)]
         return info
 
+    def name_top(self, module: nn.Module, prefix: str) -> None:
+        """`module` is a topmost one, and `prefix` stands before the names in it."""
+        self._tops.append((weakref.ref(module), prefix))
+        self._scan(module)
+
     def _topmost(self, module: nn.Module) -> nn.Module:
         seen = {id(module)}
         while True:
@@ -83,8 +100,10 @@ class ModuleNames:
             if known is not None and known.module() is module:
                 continue  # shared: the first name stays
             template = NameTemplate.of_module("Module", ".".join(p for p in (prefix, path) if p), class_name(module))
-            frame = module is top and bool(module._modules) and not module._parameters
-            self._infos[id(module)] = ModuleInfo(module, template, not frame)
+            frame = module is top and bool(module._modules) and not module._parameters and not is_compiled(module)
+            info = self._infos[id(module)] = ModuleInfo(module, template, not frame)
+            if module._parameters:
+                self.holding.append(info)
 
     def _prefix(self, top: nn.Module) -> str:
         for known, prefix in self._tops:

@@ -20,10 +20,19 @@ def install(session: Session, before_step: Callable[[bool], None], after_step: C
     `before_step(has_closure)` and `after_step()` run around each optimizer's step.
     """
     _watch_creation(session)
-    # `args` begins with the optimizer itself.
-    register_optimizer_step_pre_hook(lambda _, args, kwargs: before_step(len(args) > 1 or bool(kwargs.get("closure"))))
-    register_optimizer_step_post_hook(lambda optimizer, *_: session.optimizer_stepped(id(optimizer)))
-    register_optimizer_step_post_hook(lambda *_: after_step())
+
+    def before(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # `args` begins with the optimizer itself.
+        if session.observes_this_thread():
+            before_step(len(args) > 1 or bool(kwargs.get("closure")))
+
+    def after(optimizer: Optimizer, *_: Any) -> None:
+        if session.observes_this_thread():
+            session.optimizer_stepped(id(optimizer))
+            after_step()
+
+    register_optimizer_step_pre_hook(before)
+    register_optimizer_step_post_hook(after)
     for scaler in _scaler_classes():
         _watch_scaler(scaler, session)
 
@@ -57,7 +66,8 @@ def _watch_scaler(scaler: type, session: Session) -> None:
     def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         # A scaler that met an infinity does not call the optimizer: for us the step has ended all the same.
         result = original(self, optimizer, *args, **kwargs)
-        session.optimizer_stepped(id(optimizer))
+        if session.observes_this_thread():
+            session.optimizer_stepped(id(optimizer))
         return result
 
     scaler.step = step  # type: ignore[attr-defined]

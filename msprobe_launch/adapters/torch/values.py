@@ -5,18 +5,24 @@ from __future__ import annotations
 import weakref
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C import DisableTorchFunction
 
+from msprobe_launch.adapters.torch.checksums import CRC32, XOR
+from msprobe_launch.adapters.torch.copies import Copies
+from msprobe_launch.adapters.torch.saving import TensorSaver
 from msprobe_launch.adapters.torch.stats import MEASURES, Deferred, covered_by
-from msprobe_launch.capture.plain import PlainDescriber, plain, text
-from msprobe_launch.config import Task
+from msprobe_launch.capture.plain import NamesOnly, PlainDescriber, plain, text
+from msprobe_launch.config import SummaryMode, Task
 from msprobe_launch.records.codec import quote, tensor_head
 from msprobe_launch.records.model import PlainValue, Statistics, TensorValue, Value
+
+if TYPE_CHECKING:
+    from msprobe_launch.capture.session import Session
 
 _PLAIN_TENSORS = frozenset({Tensor, nn.Parameter, *((nn.Buffer,) if hasattr(nn, "Buffer") else ())})
 _CACHE_LIMIT = 1 << 16
@@ -34,11 +40,21 @@ class TorchValues:
     drops what is remembered, and is called where such writes happen.
     """
 
-    def __init__(self, task: Task) -> None:
-        self.describe = PlainDescriber(self._leaf)
+    def __init__(self, session: Session) -> None:
+        config = session.config
+        structure = config.task is Task.STRUCTURE
+        self.describe = (NamesOnly if structure else PlainDescriber)(self._leaf)
         self.deferred = Deferred()
+        self._session = session
         self._fresh: list[TensorValue] = []
-        self._measures = task is not Task.STRUCTURE
+        self._copies = Copies()
+        self._saver = TensorSaver(session, self._copies) if config.saves_values else None
+        # Chosen once: the plain statistics must not pay for the others.
+        self._fill = {
+            SummaryMode.STATISTICS: self._statistics,
+            SummaryMode.MD5: self._with_crc32,
+            SummaryMode.XOR: self._xor,
+        }[config.summary_mode]
         self._cache: dict[int, tuple[Any, int, int, TensorValue]] = {}
         # (address, elements covered, dtype) -> (owner of the memory, its version, statistics)
         self._views: dict[tuple[Any, ...], tuple[Any, int, Statistics]] = {}
@@ -46,7 +62,7 @@ class TorchValues:
         self._plain: dict[Any, PlainValue] = {}
         by_type = self.describe.by_type
         for kind in _PLAIN_TENSORS:
-            by_type[kind] = self.tensor
+            by_type[kind] = self.tensor if self._saver is None else self._kept_tensor
         by_type[torch.Size] = self._size
         by_type[torch.dtype] = self._named("torch.dtype")
         by_type[torch.device] = self._device
@@ -61,6 +77,7 @@ class TorchValues:
     def settle(self) -> list[TensorValue]:
         """Tensors seen since the last call, their statistics brought home."""
         self.deferred.settle()
+        self._copies.settle()
         fresh, self._fresh = self._fresh, []
         return fresh
 
@@ -104,15 +121,60 @@ class TorchValues:
             head = self._heads[key] = tensor_head(type_name, str(tensor.dtype), list(tensor.shape))
         return self._fill(TensorValue(head, requires_grad=tensor.requires_grad, tail=tail), data)
 
-    def _fill(self, value: TensorValue, data: Tensor | None) -> TensorValue:
-        self._fresh.append(value)
-        if not self._measures or data is None:
+    def _kept_tensor(self, tensor: Tensor) -> TensorValue:
+        """`tensor` where values may be saved too."""
+        value = self.tensor(tensor)
+        if self._session.saving and value.saved is None and self._saver is not None:
+            self._saver.keep(value, _dense(tensor))
+        return value
+
+    def _with_crc32(self, value: TensorValue, data: Tensor | None) -> TensorValue:
+        self._statistics(value, data)
+        tail = value.tail
+        value.tail = f'{tail}, "md5": null'
+        if data is None or data.is_meta:
             return value
         try:
-            if data.layout is not _STRIDED:
-                data = _stored_values(data)
-            elif data.is_quantized:
-                data = data.dequantize()
+            data = _dense(data)
+            if data.is_cpu:
+                value.tail = f'{tail}, "md5": {CRC32(data)}'
+            else:
+
+                def home(copy: Tensor) -> None:
+                    value.tail = f'{tail}, "md5": {CRC32(copy)}'
+
+                self._copies.later(data, home)
+        except (RuntimeError, NotImplementedError, TypeError):
+            pass  # as with statistics
+        return value
+
+    def _xor(self, value: TensorValue, data: Tensor | None) -> TensorValue:
+        """No statistics: the checksum alone, as msprobe has it."""
+        grad = "" if value.requires_grad is None else f', "requires_grad": {str(value.requires_grad).lower()}'
+
+        def told(checksum: str) -> None:
+            value.text = f'{value.head}, "md5": {checksum}{grad}{value.tail}}}'
+
+        told("null")
+        if data is None or data.is_meta:
+            return value
+        try:
+            data = _dense(data)
+            if data.is_cpu:
+                told(XOR(data))
+            else:
+                self._copies.later(data, lambda copy: told(XOR(copy)))
+        except (RuntimeError, NotImplementedError, TypeError):
+            pass
+        return value
+
+    def _statistics(self, value: TensorValue, data: Tensor | None) -> TensorValue:
+        self._fresh.append(value)
+        if data is None:
+            return value
+        try:
+            if data.layout is not _STRIDED or data.is_quantized:
+                data = _dense(data)
             count = data.numel()
             if not count:
                 return value
@@ -161,23 +223,29 @@ class TorchValues:
     def _subclass(self, tensor: Tensor) -> TensorValue:
         # Its own __torch_function__ must not hear of us.
         with DisableTorchFunction():
-            return self._described_subclass(tensor)
+            value, data = self._described_subclass(tensor)
+            if self._saver is not None and self._session.saving and data is not None and data.numel():
+                self._saver.keep(value, _dense(data))
+            return value
 
-    def _described_subclass(self, tensor: Tensor) -> TensorValue:
+    def _described_subclass(self, tensor: Tensor) -> tuple[TensorValue, Tensor | None]:
+        """Its record, and the plain tensor that holds its numbers on this rank."""
         kind = type(tensor)
         name = f"{kind.__module__}.{kind.__qualname__}"
         local = getattr(tensor, "_local_tensor", None)
         if isinstance(local, Tensor) and hasattr(tensor, "placements"):
-            return self._dtensor(tensor, local)
+            return self._dtensor(tensor, local), local
         if torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python):
             # It computes for itself (FakeTensor, a wrapper): asking it for numbers would run its code.
-            return self._measured(tensor, name, None)
-        return self._measured(tensor, name, tensor.as_subclass(Tensor))
+            return self._measured(tensor, name, None), None
+        plain_tensor = tensor.as_subclass(Tensor)
+        return self._measured(tensor, name, plain_tensor), plain_tensor
 
     def _dtensor(self, tensor: Any, local: Tensor) -> TensorValue:
         mesh = tensor.device_mesh.mesh.tolist()
         placements = ", ".join(_placement(placement) for placement in tensor.placements)
-        tail = f', "device_mesh": {mesh}, "placements": [{placements}]'
+        # Type, dtype, shape and statistics are the shard's; asking for more would be a communication.
+        tail = f', "device_mesh": {mesh}, "placements": [{placements}], "global_shape": {list(tensor.shape)}'
         return self._measured(local, "torch.distributed.tensor.DTensor", local, tail)
 
     @staticmethod
@@ -215,8 +283,11 @@ class TorchValues:
         }
 
 
-def _stored_values(tensor: Tensor) -> Tensor:
-    return tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
+def _dense(tensor: Tensor) -> Tensor:
+    """The numbers a tensor holds, as a strided one: the stored values of a sparse one, all of a nested one."""
+    if tensor.is_nested or tensor.layout is not _STRIDED:
+        return tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
+    return tensor.dequantize() if tensor.is_quantized else tensor
 
 
 def _placement(placement: Any) -> str:

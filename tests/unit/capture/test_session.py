@@ -131,11 +131,14 @@ def test_filters(tmp_path: Path, options: dict[str, Any], expected: list[str]) -
 
 
 def test_a_filter_that_matched_nothing_is_said(tmp_path: Path) -> None:
-    toy, session = start(tmp_path, list=("no_such_op",))
+    toy, session = start(tmp_path, list=("scael", "Module.inner"))
     step(toy)
     session.finish(clean=True)
     mark = roster.load(RunLayout(tmp_path).roster_mark(0), roster.RankMark)
-    assert mark.unseen == {"filter 'no_such_op' matched nothing": 1}
+    assert mark.unseen == {
+        "filter 'scael' matched nothing. Did you mean 'scale'? "
+        "There was: Module.inner.Layer, Module.net.Layer, Toy.scale.": 1
+    }
 
 
 def test_manual_steps(tmp_path: Path) -> None:
