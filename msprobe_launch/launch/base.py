@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msprobe_launch.config import ProbeConfig
 from msprobe_launch.records.roster import Manifest
+
+if TYPE_CHECKING:
+    from msprobe_launch.launch.supervision import Supervision
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,8 @@ class Worker:
     """One process of this node in one attempt. Filled while it runs; what is not known yet is None.
 
     `exit_code` is negative for a signal, as subprocess has it. `stopped` is True where the launcher ended it, so that
-    its exit code says nothing about the worker.
+    its exit code says nothing about the worker. `peak_memory` is in bytes, as last seen while it ran; `ended_at` is the
+    monotonic time at which its end was noticed.
     """
 
     rank: int
@@ -42,6 +46,8 @@ class Worker:
     pid: int
     exit_code: int | None = None
     stopped: bool = False
+    peak_memory: int | None = None
+    ended_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,5 +84,8 @@ class Launcher(Protocol):
     def parser(self) -> argparse.ArgumentParser:
         """The backend's own parser: which options it has and which of them take values. May import a framework."""
 
-    def launch(self, plan: LaunchPlan) -> RunOutcome:
-        """Start the plan, wait, leave nothing behind. Raises ProbeError where it cannot be started as asked."""
+    def launch(self, plan: LaunchPlan, supervision: Supervision) -> RunOutcome:
+        """Start the plan, tell `supervision` of it, wait, leave nothing behind.
+
+        Raises ProbeError where it cannot be started as asked.
+        """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import signal
 import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from msprobe_launch.config import NumberSet
 from msprobe_launch.errors import UnreadableInput
 from msprobe_launch.launch.base import LaunchPlan, RunOutcome, Worker
+from msprobe_launch.launch.text import rank_list, signal_name, spans
 from msprobe_launch.logs import get_logger
 from msprobe_launch.records.layout import RunLayout
 from msprobe_launch.records.roster import RankMark, load, save
@@ -106,13 +106,6 @@ def _ended(worker: Worker) -> str:
     return f"exited {worker.exit_code}"
 
 
-def signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 # -- who failed first
 
 
@@ -172,7 +165,7 @@ def recorded_lines(outcome: RunOutcome, marks: Sequence[RankMark], asked: Number
     reasons: dict[str, list[int]] = {}
     for mark in missing:
         reasons.setdefault(mark.note or mark.ended, []).append(mark.rank)
-    lines += [f"missing: {rank_list(ranks)}: {reason}" for reason, ranks in reasons.items()]
+    lines += [f"missing: {rank_list(sorted(ranks))}: {reason}" for reason, ranks in reasons.items()]
     lost: dict[str, int] = {}
     for mark in recorded:
         for reason, count in mark.lost.items():
@@ -189,7 +182,7 @@ def failure_lines(outcome: RunOutcome, marks: Sequence[RankMark], first: Worker)
     for worker in outcome.last:
         if worker is not first and (worker.stopped or worker.exit_code):
             groups.setdefault(_ended(worker), []).append(worker.rank)
-    lines += [f"{rank_list(ranks)}: {ended}" for ended, ranks in groups.items()]
+    lines += [f"{rank_list(sorted(ranks))}: {ended}" for ended, ranks in groups.items()]
     mark = by_rank.get(first.rank)
     step = ""
     if mark is not None and mark.partial_steps:
@@ -203,22 +196,6 @@ def failure_lines(outcome: RunOutcome, marks: Sequence[RankMark], first: Worker)
         lines.append(what)
         lines += [f"  {line}" for line in rest[:1] if line.startswith("at ")]
     return lines
-
-
-def rank_list(ranks: Sequence[int]) -> str:
-    """`rank 5` or `ranks 0-2, 7`."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {spans(sorted(ranks))}"
-
-
-def spans(numbers: Iterable[int]) -> str:
-    """Ascending numbers as `0-2, 7`."""
-    found: list[tuple[int, int]] = []
-    for number in numbers:
-        if found and number == found[-1][1] + 1:
-            found[-1] = (found[-1][0], number)
-        else:
-            found.append((number, number))
-    return ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in found)
 
 
 def is_complete(marks: Sequence[RankMark], asked: NumberSet) -> bool:

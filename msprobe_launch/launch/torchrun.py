@@ -20,6 +20,7 @@ from msprobe_launch.errors import ProbeError, UsageError
 from msprobe_launch.launch.base import LaunchPlan, RunOutcome, Worker
 from msprobe_launch.launch.injection import worker_environment
 from msprobe_launch.launch.rundir import make_fresh, sign
+from msprobe_launch.launch.supervision import Supervision
 from msprobe_launch.logs import get_logger
 from msprobe_launch.records.layout import RunLayout
 
@@ -57,7 +58,7 @@ class TorchrunLauncher:
             )
         return args
 
-    def launch(self, plan: LaunchPlan) -> RunOutcome:
+    def launch(self, plan: LaunchPlan, supervision: Supervision) -> RunOutcome:
         args = self.parse(plan)
         from torch.distributed import run as torchrun
         from torch.distributed.elastic.multiprocessing import SignalException
@@ -70,7 +71,7 @@ class TorchrunLauncher:
             raise UsageError(f"torchrun's options: {error}") from error
         if max_nodes == 1:
             _check_ranks(plan, local_world_size)
-        run = _Run(plan, several_nodes=max_nodes > 1)
+        run = _Run(plan, supervision, several_nodes=max_nodes > 1)
         run.prepare(args)
         signal: int | None = None
         failed = False
@@ -94,8 +95,9 @@ class TorchrunLauncher:
 class _Run:
     """One launch as it goes: its run directory, and the workers of this node so far."""
 
-    def __init__(self, plan: LaunchPlan, *, several_nodes: bool) -> None:
+    def __init__(self, plan: LaunchPlan, supervision: Supervision, *, several_nodes: bool) -> None:
         self._plan = plan
+        self._supervision = supervision
         self._config = plan.config
         self._several_nodes = several_nodes
         self._nnodes = "1"
@@ -156,7 +158,7 @@ class _Run:
         """What each worker's environment gets from us."""
         return {} if self._config is None else worker_environment(self._config, os.environ)
 
-    def started(self, group: Any, attempt: int, processes: Any) -> None:
+    def started(self, group: Any, attempt: int, processes: Any, shutdown_timeout: float) -> None:
         """Note the workers of one attempt, and be told when torch ends them."""
         # A change of membership starts the workers anew without a new attempt number.
         self.workers = [worker for worker in self.workers if worker.attempt != attempt]
@@ -166,14 +168,20 @@ class _Run:
             Worker(worker.global_rank, worker.local_rank, worker.world_size, attempt, pids[worker.local_rank])
             for worker in group.workers
         ]
+        self._supervision.run_dir = self.run_dir
+        self._supervision.started(self.workers[first:])
         close, closing = processes.close, iter([True])
 
-        def watched_close(*args: Any, **kwargs: Any) -> None:
+        def watched_close(death_sig: Any = None, timeout: float | None = None) -> None:
+            # torch itself uses --shutdown-timeout where it is told to stop, but not where a worker has failed.
+            if timeout is None:
+                timeout = shutdown_timeout
             # torch closes an attempt when all have ended or one has failed; whoever still lives then is stopped by us.
-            if next(closing, False):
+            is_first = next(closing, False)
+            if is_first:
                 self.workers[first:] = [dataclasses.replace(w, stopped=_lives(w.pid)) for w in self.workers[first:]]
             try:
-                close(*args, **kwargs)
+                close(death_sig, timeout)
             finally:
                 handlers = getattr(processes, "subprocess_handlers", {})
                 self.workers[first:] = [
@@ -182,6 +190,8 @@ class _Run:
                     else w
                     for w in self.workers[first:]
                 ]
+                if is_first:
+                    self.workers[first:] = self._supervision.ended(self.workers[first:])
 
         processes.close = watched_close
 
@@ -192,7 +202,7 @@ def _watching_agent(agent: type, run: _Run) -> type:
             run.before_start(worker_group)
             ids = super()._start_workers(worker_group)
             attempt = worker_group.spec.max_restarts - self._remaining_restarts
-            run.started(worker_group, attempt, self._pcontext)
+            run.started(worker_group, attempt, self._pcontext, getattr(self, "_shutdown_timeout", 30))
             return ids
 
     return WatchingAgent
