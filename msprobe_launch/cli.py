@@ -22,7 +22,6 @@ from msprobe_launch.launch.commandline import OptionTable, cut
 from msprobe_launch.launch.injection import worker_environment
 from msprobe_launch.launch.rundir import default_run_dir
 from msprobe_launch.launch.text import signal_name
-from msprobe_launch.launch.text import signal_name
 from msprobe_launch.logs import configure, get_logger
 from msprobe_launch.records.roster import Manifest
 
