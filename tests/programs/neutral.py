@@ -3,25 +3,38 @@
     python neutral.py OUT [name ...]     writes OUT/rank<R>.json: {program: sha256 of all it computed}
 
 Run by one process, or by two under torchrun. Each program trains for five steps; the hash covers losses, gradients,
-parameters, buffers, evaluation outputs and the state of the random number generator.
+parameters, buffers, evaluation outputs and the state of the random number generator. `<name>_bf16` is the same program
+under autocast to bfloat16.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import hashlib
 import json
 import os
 import sys
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 STEPS = 5
+BF16 = "_bf16"
+_autocast = contextlib.nullcontext
+
+
+def autocast() -> AbstractContextManager[object]:
+    """Autocast in the `_bf16` variants, nothing in the others."""
+    return _autocast()
 
 
 class Attention(nn.Module):
@@ -203,18 +216,21 @@ def train(
     *,
     accumulate: int = 1,
     evaluate: bool = False,
-    autocast: bool = False,
     optimizer: str = "AdamW",
     inner: nn.Module | None = None,
+    prepare: Callable[[nn.Module], object] | None = None,
 ) -> list[object]:
     """Five steps; everything that training computed. `inner` is the module under a wrapper, for its state."""
+    if prepare is not None:
+        prepare(model)
     opt = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-2)
     seen: list[object] = []
     for _ in range(STEPS):
         opt.zero_grad()
         for _ in range(accumulate):
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            with autocast():
                 out = model(batch())
+                out = out if isinstance(out, Tensor) else out.logits
                 loss = out.float().square().mean() / accumulate
             loss.backward()
             seen.append(loss)
@@ -223,7 +239,7 @@ def train(
         opt.step()
         if evaluate:
             model.eval()
-            with torch.no_grad():
+            with torch.no_grad(), autocast():
                 seen.append(model(batch()).clone())
             with torch.inference_mode():
                 seen.append(model(batch()).clone())
@@ -250,12 +266,14 @@ def gan() -> list[object]:
         real, z = torch.randn(5, 6), torch.randn(5, 4)
         od.zero_grad()
         x = real.clone().requires_grad_()
-        (penalty,) = torch.autograd.grad(d(x).sum(), x, create_graph=True)
-        loss_d = F.softplus(d(g(z).detach())).mean() + F.softplus(-d(real)).mean() + penalty.square().mean()
+        with autocast():
+            (penalty,) = torch.autograd.grad(d(x).sum(), x, create_graph=True)
+            loss_d = F.softplus(d(g(z).detach())).mean() + F.softplus(-d(real)).mean() + penalty.square().mean()
         loss_d.backward()
         od.step()
         og.zero_grad()
-        loss_g = F.softplus(-d(g(z))).mean()
+        with autocast():
+            loss_g = F.softplus(-d(g(z))).mean()
         loss_g.backward()
         og.step()
         seen += [loss_d, loss_g, *(p.grad.clone() for p in (*g.parameters(), *d.parameters()))]
@@ -269,7 +287,8 @@ def functional() -> list[object]:
     seen: list[object] = []
     for _ in range(STEPS):
         opt.zero_grad()
-        loss = ((torch.randn(4, 6) @ w + b).relu() ** 2).sum()
+        with autocast():
+            loss = ((torch.randn(4, 6) @ w + b).relu() ** 2).float().sum()
         loss.backward()
         opt.step()
         seen += [loss, w.grad.clone(), b.grad.clone()]
@@ -303,7 +322,8 @@ def scaled() -> list[object]:
     seen: list[object] = []
     for step in range(STEPS):
         opt.zero_grad()
-        loss = model(torch.randn(3, 4)).sum() * (float("inf") if step == 2 else 1.0)
+        with autocast():
+            loss = model(torch.randn(3, 4)).float().sum() * (float("inf") if step == 2 else 1.0)
         scaler.scale(loss).backward()
         scaler.step(opt)
         scaler.update()
@@ -318,7 +338,8 @@ def lbfgs() -> list[object]:
 
     def closure() -> Tensor:
         opt.zero_grad()
-        loss = F.mse_loss(model(x), y)
+        with autocast():
+            loss = F.mse_loss(model(x).float(), y)
         loss.backward()
         return loss
 
@@ -326,12 +347,188 @@ def lbfgs() -> list[object]:
     return [*seen, *model.state_dict().values()]
 
 
+class Experts(nn.Module):
+    """Mixture of experts: which tokens an expert gets, and whether any, depends on the values."""
+
+    def __init__(self, width: int = 8, experts: int = 4) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(width, experts), nn.ModuleList(mlp(width) for _ in range(experts))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, chosen = self.router(x).float().softmax(-1).topk(2, -1)
+        out = torch.zeros_like(x)
+        for index, expert in enumerate(self.experts):
+            token, place = torch.where(chosen == index)
+            out.index_add_(0, token, (expert(x[token]).float() * weight[token, place, None]).to(out.dtype))
+        return out
+
+
+class ModelOutput(OrderedDict):
+    """As transformers has it: a dictionary with attributes."""
+
+    def __getattr__(self, name: str) -> object:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+@dataclasses.dataclass
+class Output:
+    logits: Tensor
+    hidden: tuple[Tensor, ...] = ()
+
+
+class Outputs(nn.Module):
+    """Dataclass and ModelOutput outputs, one inside the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = Packed(), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Output:
+        packed = self.a(x)
+        assert type(packed) is ModelOutput
+        return Output(self.b(packed.logits), (packed.hidden, x))
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> ModelOutput:
+        y = self.fc(x)
+        return ModelOutput(logits=y.tanh(), hidden=y * 2)
+
+
+class Selective(nn.Module):
+    """Selective recomputation: products are kept, the rest is computed again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = PreNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        def policy(_ctx: object, op: object, *_args: object, **_kwargs: object) -> CheckpointPolicy:
+            keep = op in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)
+            return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+        return checkpoint(
+            self.block, x, use_reentrant=False, context_fn=lambda: create_selective_checkpoint_contexts(policy)
+        )
+
+
+@torch.library.custom_op("neutral::scaled_sin", mutates_args=())
+def scaled_sin(x: Tensor, scale: float) -> Tensor:
+    return x.sin() * scale
+
+
+def _saves_input(ctx, inputs: tuple[Tensor, float], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[0])
+    ctx.scale = inputs[1]
+
+
+scaled_sin.register_autograd(
+    lambda ctx, grad: (grad * ctx.saved_tensors[0].cos() * ctx.scale, None), setup_context=_saves_input
+)
+
+
+class Odd(nn.Module):
+    """A custom op, a lazy module, complex numbers, an orthogonal parametrization, and views that are written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lazy = nn.LazyLinear(6)
+        self.orthogonal = nn.utils.parametrizations.orthogonal(nn.Linear(6, 6))
+        self.table = nn.Embedding(7, 6)
+        self.scale = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = scaled_sin(self.lazy(x).float(), 0.5)
+        y = torch.fft.irfft(torch.fft.rfft(y) * (1 + 0.5j), n=6)
+        y = self.orthogonal(y.float()).float() + self.table(torch.tensor([1, 4, 1]))
+        z = y.clone()
+        z[:, ::2] *= 2.0
+        z.view(-1)[:3].add_(1.0)
+        return z.unflatten(1, (2, 3)).transpose(1, 2).flatten(1) * self.scale
+
+
+def transforms() -> list[object]:
+    """torch.func: per-sample gradients, a Hessian-vector product, forward-mode derivatives, functional calls."""
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
+    values = {name: value.detach() for name, value in model.named_parameters()}
+    seen: list[object] = []
+
+    def loss(values: dict[str, Tensor], x: Tensor) -> Tensor:
+        with autocast():
+            return torch.func.functional_call(model, values, (x,)).float().square().mean()
+
+    for _ in range(STEPS):
+        x = torch.randn(3, 4)
+        samples = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(values, x)
+        gradient = torch.func.grad(loss)(values, x)
+        _, product = torch.func.jvp(lambda v, x=x: torch.func.grad(loss)(v, x), (values,), (gradient,))
+        seen += [*samples.values(), *gradient.values(), *product.values()]
+        values = {name: value - 0.1 * gradient[name] for name, value in values.items()}
+        with torch.enable_grad():
+            value = loss(dict(model.named_parameters()), x)
+            value.backward()
+        seen += [value, *(p.grad.clone() for p in model.parameters())]
+    return [*seen, *values.values(), torch.get_rng_state()]
+
+
+def threads() -> list[object]:
+    """Two threads that each train a model of their own while the main thread trains a third."""
+    results: dict[int, list[object]] = {}
+
+    def work(index: int) -> None:
+        model = mlp(6)
+        with torch.no_grad():
+            for number, parameter in enumerate(model.parameters()):
+                parameter.fill_(0.01 * (number + 1)).add_(torch.arange(parameter.numel()).view_as(parameter) * 0.01)
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        seen: list[object] = []
+        for step in range(STEPS):
+            opt.zero_grad()
+            with autocast():
+                value = model(torch.full((2, 6), 0.1 * (step + index))).float().square().mean()
+            value.backward()
+            opt.step()
+            seen.append(value)
+        results[index] = [*seen, *model.state_dict().values()]
+
+    others = [threading.Thread(target=work, args=(index,)) for index in (1, 2)]
+    for other in others:
+        other.start()
+    work(0)
+    for other in others:
+        other.join()
+    return [part for index in sorted(results) for part in results[index]]
+
+
+def double_backward() -> list[object]:
+    """A gradient of a gradient through a custom function, twice over one graph."""
+    model = Custom()
+    opt = torch.optim.SGD(model.parameters(), lr=0.01)
+    seen: list[object] = []
+    for _ in range(STEPS):
+        opt.zero_grad()
+        x = torch.randn(3, 6, requires_grad=True)
+        with autocast():
+            value = model(x).float().square().mean()
+        (first,) = torch.autograd.grad(value, x, create_graph=True)
+        value.backward(retain_graph=True)
+        first.square().sum().backward()
+        opt.step()
+        seen += [value, first, *(p.grad.clone() for p in model.parameters())]
+    return [*seen, *model.state_dict().values(), torch.get_rng_state()]
+
+
 PROGRAMS: dict[str, Callable[[], list[object]]] = {
     "pre_norm_ddp": lambda: train(ddp(LM(PreNorm)), ids, evaluate=True),
     "post_norm": lambda: train(LM(PostNorm), ids, evaluate=True),
     "parallel_block": lambda: train(LM(Parallel), ids),
-    "parallel_block_bf16": lambda: train(LM(Parallel), ids, autocast=True),
-    "post_norm_bf16": lambda: train(LM(PostNorm), ids, autocast=True),
     "tied_weights": lambda: train(LM(PreNorm, tied=True), ids),
     "two_branch": lambda: train(TwoBranch(), images, evaluate=True),
     "two_branch_ddp_accumulate": lambda: train(ddp(TwoBranch()), images, accumulate=2),
@@ -348,6 +545,13 @@ PROGRAMS: dict[str, Callable[[], list[object]]] = {
     "lstm": lstm,
     "scaler": scaled,
     "lbfgs": lbfgs,
+    "experts": lambda: train(Experts(), lambda: torch.randn(6, 8), evaluate=True),
+    "outputs": lambda: train(Outputs(), lambda: torch.randn(3, 6)),
+    "selective": lambda: train(Selective(), lambda: torch.randn(2, 4, 8)),
+    "odd": lambda: train(Odd(), lambda: torch.randn(3, 4), optimizer="SGD", prepare=lambda m: m(torch.randn(3, 4))),
+    "transforms": transforms,
+    "threads": threads,
+    "double_backward": double_backward,
 }
 
 
@@ -357,10 +561,13 @@ def main() -> None:
     rank = int(os.environ.get("RANK", "0"))
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo")
+    global _autocast
     hashes = {}
-    for name in names or PROGRAMS:
+    for name in names or [name + variant for name in PROGRAMS for variant in ("", BF16)]:
         torch.manual_seed(1234)
-        hashes[name] = digest(PROGRAMS[name]())
+        wide = name.removesuffix(BF16)
+        _autocast = contextlib.nullcontext if wide == name else lambda: torch.autocast("cpu", dtype=torch.bfloat16)
+        hashes[name] = digest(PROGRAMS[wide]())
     out.mkdir(parents=True, exist_ok=True)
     (out / f"rank{rank}.json").write_text(json.dumps(hashes, indent=1))
     if dist.is_initialized():

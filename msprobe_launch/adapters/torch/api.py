@@ -26,7 +26,7 @@ from msprobe_launch.adapters.torch import collectives, compiled
 from msprobe_launch.adapters.torch.backward import BackwardWatch, inputs_of
 from msprobe_launch.adapters.torch.classify import OperatorNames, api_name, is_operator
 from msprobe_launch.adapters.torch.modules import output_items
-from msprobe_launch.adapters.torch.quiet import Quiet, is_traced
+from msprobe_launch.adapters.torch.quiet import Quiet, from_compiler, is_traced
 from msprobe_launch.adapters.torch.values import TorchValues
 from msprobe_launch.records.model import CallRecord, Value
 from msprobe_launch.records.names import NameTemplate
@@ -71,7 +71,7 @@ _MACHINERY = (
     "torch.storage",
     "torch.random",
 )
-_HELPER, _COLLECTIVE_HELPER, _SKIPPED, _CALLER = range(4)
+_HELPER, _COLLECTIVE_HELPER, _SKIPPED, _CALLER, _GENERATED = range(5)
 
 
 class Site:
@@ -121,7 +121,7 @@ class ApiCalls(TorchFunctionMode):
         self._follow_backward()
         self._watch_functions()
         self._hide_from_fast_paths()
-        compiled.install(self._hidden, self._compiled)
+        compiled.install(self._unobserved, self._compiled)
         self._works.install()
         collectives.route_through_modes(self._outer_collective)
 
@@ -190,7 +190,7 @@ class ApiCalls(TorchFunctionMode):
 
         @functools.wraps(original)
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            if _is_compiling() or not session.recording or not session.takes_apis:
+            if _is_compiling() or not (session.listening and session.recording and session.takes_apis):
                 return original(cls, *args, **kwargs)
             site = sites.get(cls)
             if site is None:
@@ -204,15 +204,30 @@ class ApiCalls(TorchFunctionMode):
         torch.autograd.Function.apply = classmethod(apply)
 
     def _compiled(self, name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call of a compiled function (not a module's): one record at its boundary."""
+        """A call of a compiled function (not a module's): one record at its boundary, and it may begin a step."""
         session = self._session
-        if not session.recording or not session.config.level.apis or _is_compiling():
-            return function(*args, **kwargs)
+        if _is_compiling() or not session.listening or not session.observes_this_thread():
+            return self._unobserved(function, *args, **kwargs)
+        if not session.modules and not session.in_backward and session.watches_calls and _is_grad_enabled():
+            session.functional_forward()  # a compiled training step calls no module that we see
+        if not session.recording or not session.takes_apis:
+            return self._unobserved(function, *args, **kwargs)
         site = self._sites.get(("compiled", name))
         if site is None:
             site = self._sites["compiled", name] = Site(None, "Compiled", name)
         session.guard.miss(f"inside of Compiled.{name}: not observable (compiled)")
-        return self._observe(site, function, args, kwargs)
+        with self._hidden():
+            return self._observe(site, functools.partial(self._unobserved, function), args, kwargs)
+
+    def _unobserved(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call what must not see anything of us, and of which nothing inside is observed."""
+        session = self._session
+        listening, session.listening = session.listening, False
+        try:
+            with self._hidden():
+                return function(*args, **kwargs)
+        finally:
+            session.listening = listening or session.listening
 
     def _hide_from_fast_paths(self) -> None:
         """Fused fast paths of evaluation are left where torch sees a mode; it must not see ours (docs/capture.md)."""
@@ -296,9 +311,11 @@ class ApiCalls(TorchFunctionMode):
             code = frame.f_code
             kind = callers.get(code)
             if kind is None:
-                kind = callers[code] = _kind_of(frame.f_globals.get("__name__") or "")
+                kind = callers[code] = _kind_of(frame.f_globals.get("__name__") or "", code.co_filename)
             if kind == _CALLER:
                 return frame
+            if kind == _GENERATED:
+                return None if from_compiler(frame) else frame
             if kind != _HELPER:
                 if site.collective is None:
                     return None
@@ -424,7 +441,9 @@ def _recomputes(frame: FrameType | None) -> bool:
     return False
 
 
-def _kind_of(module: str) -> int:
+def _kind_of(module: str, file: str) -> int:
+    if file.startswith("<eval_with_key>"):
+        return _GENERATED  # code of a graph: the program's own, or a compiler's
     if module.startswith(_HELPERS):
         return _HELPER
     if module.startswith(_COLLECTIVE_HELPERS):

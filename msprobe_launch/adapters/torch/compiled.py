@@ -9,18 +9,17 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import nn
 
-Hidden = Callable[[], AbstractContextManager[None]]
+Unobserved = Callable[..., Any]
 Boundary = Callable[[str, Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
-def install(hidden: Hidden, boundary: Boundary) -> None:
-    """Hide the mode around whatever is compiled from now on. `hidden()` takes it off the stack for a while.
+def install(unobserved: Unobserved, boundary: Boundary) -> None:
+    """Leave whatever is compiled from now on unobserved: `unobserved(function, *args)` calls it so.
 
     `boundary(name, function, args, kwargs)` calls a compiled function of the program's; modules have their own record.
 
@@ -32,15 +31,15 @@ def install(hidden: Hidden, boundary: Boundary) -> None:
     def compile(*args: Any, **kwargs: Any) -> Any:
         import torch._dynamo.eval_frame
 
-        _hide_in(torch._dynamo.eval_frame._TorchDynamoContext, hidden, boundary)
+        _hide_in(torch._dynamo.eval_frame._TorchDynamoContext, unobserved, boundary)
         return original(*args, **kwargs)
 
     torch.compile = compile
     if "torch._dynamo.eval_frame" in sys.modules:
-        _hide_in(sys.modules["torch._dynamo.eval_frame"]._TorchDynamoContext, hidden, boundary)
+        _hide_in(sys.modules["torch._dynamo.eval_frame"]._TorchDynamoContext, unobserved, boundary)
 
 
-def _hide_in(context: Any, hidden: Hidden, boundary: Boundary) -> None:
+def _hide_in(context: Any, unobserved: Unobserved, boundary: Boundary) -> None:
     original = context.__call__
     if hasattr(original, "_msprobe_hidden"):
         return
@@ -55,8 +54,9 @@ def _hide_in(context: Any, hidden: Hidden, boundary: Boundary) -> None:
 
         @functools.wraps(compiled)
         def unseen(*args: Any, **kwargs: Any) -> Any:
-            with hidden():
-                return compiled(*args, **kwargs) if name is None else boundary(name, compiled, args, kwargs)
+            if name is None:
+                return unobserved(compiled, *args, **kwargs)
+            return boundary(name, compiled, args, kwargs)
 
         return unseen
 

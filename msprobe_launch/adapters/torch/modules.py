@@ -20,7 +20,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from msprobe_launch.adapters.torch.backward import BackwardWatch, Inputs, inputs_of
 from msprobe_launch.adapters.torch.naming import ModuleInfo, ModuleNames
-from msprobe_launch.adapters.torch.quiet import Quiet, is_traced
+from msprobe_launch.adapters.torch.quiet import Quiet, from_compiler, is_traced
 from msprobe_launch.adapters.torch.values import TorchValues
 from msprobe_launch.capture.plain import PlainDescriber
 from msprobe_launch.records.model import CallRecord, OpRef, Value
@@ -91,6 +91,8 @@ class ModuleCalls:
             session.guard.miss("module call inside a traced function")
             return self._original(module, *args, **kwargs)
         if session.modules or session.in_backward:
+            if session.in_backward and isinstance(module, torch.fx.GraphModule) and from_compiler(_frame()):
+                return self._original(module, *args, **kwargs)
             return self._record(module, args, kwargs)
         recorded = session.outermost_forward(torch.is_grad_enabled())
         session.functional = False

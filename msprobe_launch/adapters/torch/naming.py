@@ -40,9 +40,10 @@ def class_name(module: nn.Module) -> str:
     """Class name as the user wrote it, which a compiled module, a lazy one and one under FSDP2 do not have."""
     kind = type(module)
     if kind.__name__ == "OptimizedModule":
-        return class_name(module._orig_mod)
+        module = module._orig_mod
+        kind = type(module)
     if isinstance(module, LazyModuleMixin) and module.cls_to_become is not None:
-        return module.cls_to_become.__name__
+        kind = module.cls_to_become
     if kind.__name__.startswith("FSDP") and any(base.__name__ == "FSDPModule" for base in kind.__mro__):
         for base in kind.__mro__[1:]:
             if base.__name__ != "FSDPModule" and issubclass(base, nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import FrameType
 from typing import Any
 
 import torch
@@ -52,6 +53,18 @@ class Quiet:
             modes.__exit__(None, None, None)
         if off is not None:
             off.__exit__(None, None, None)
+
+
+_COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch")
+
+
+def from_compiler(frame: FrameType | None, depth: int = 12) -> bool:
+    """True where a compiler's runtime is among the next callers: the inside of a compiled region."""
+    while frame is not None and depth:
+        if (frame.f_globals.get("__name__") or "").startswith(_COMPILER):
+            return True
+        frame, depth = frame.f_back, depth - 1
+    return False
 
 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
