@@ -133,6 +133,10 @@ class BackwardWatch:
             outputs.append(result)
         else:
             _collect_outputs(result, outputs)
+        gate = self._session.gate
+        if not gate.inputs and not gate.outputs:
+            self._watch_name(op, parent, inputs, outputs)
+            return
         known: list[Edge | None] = []
         edges: dict[tuple[int, int], int] = {}
         if inputs is not None:
@@ -161,6 +165,29 @@ class BackwardWatch:
         for node, places in nodes.items():
             node.register_prehook(self._incoming_hook(state, places))
         state.awaited = len(nodes) + len(consumers)
+
+    def _watch_name(self, op: OpRef, parent: OpRef | None, inputs: Inputs | None, outputs: list[Tensor]) -> None:
+        """Task structure: that backward came by is all there is to record, and one hook tells."""
+        given = {(id(edge[0]), edge[1]) for edge in inputs.edges if edge is not None} if inputs is not None else ()
+        session = self._session
+        seen = False
+
+        def passed(_: Any) -> None:
+            nonlocal seen
+            if seen or not session.recording:
+                return
+            seen = True
+            try:
+                within = parent.as_backward() if parent is not None else None
+                session.emit(CallRecord(op.as_backward(), None, None, None, None, within))
+            except Exception as error:  # noqa: BLE001 - a guest
+                session.guard.lose("backward", error)
+
+        for tensor in outputs:
+            node = tensor.grad_fn
+            if node is not None and (id(node), tensor.output_nr) not in given:
+                node.register_prehook(passed)
+                return
 
     @staticmethod
     def _consumers(
