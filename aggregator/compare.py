@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from aggregator import columns, divergence, match, metrics, read, sheet, verdict
+from aggregator import columns, divergence, match, metrics, read, sheet, stored, verdict
 from aggregator.columns import BENCH_STATISTICS, DIFFERENCES, NPU_STATISTICS, RELATIVE_ERRORS, TEXT_SUFFIX, Mode
 from aggregator.model import RankComparison, RankFailure
 from msprobe_launch.errors import InputError
@@ -127,14 +127,15 @@ def _compared(target_folder: RankFolder, bench_folder: RankFolder, tolerance: fl
     bench = _read_side("bench", bench_folder)
     mode, notes = _mode(target, bench)
     matching = match.match(target, bench)
-    table, differs = _table(target, bench, matching, mode)
+    values = _stored(target, bench, matching, target_folder, bench_folder) if mode is Mode.TENSOR else None
+    table, differs = _table(target, bench, matching, mode, values)
     return _Compared(
-        table=_with_excess(table, mode, tolerance, differs),
+        table=_with_excess(table, mode, tolerance, differs, values),
         mode=mode,
         matching=matching,
         unmatched=pc.sum(pc.equal(table[columns.BENCH_NAME], "N/A")).as_py() or 0,
         partial=target.partial or bench.partial,
-        notes=(*notes, *matching.notes, *_unmatched_notes(target, matching, table)),
+        notes=(*notes, *matching.notes, *_unmatched_notes(target, matching, table), *(values.notes if values else ())),
     )
 
 
@@ -156,9 +157,29 @@ def _mode(target: RankDump, bench: RankDump) -> tuple[Mode, list[str]]:
     if target.has_checksums != bench.has_checksums:
         with_them = "target" if target.has_checksums else "bench"
         notes.append(f"only the {with_them} has checksums: compared by statistics")
+    if target.task == bench.task == "tensor":
+        return Mode.TENSOR, notes
     if "tensor" in (target.task, bench.task):
-        notes.append("compared by the statistics in dump.json; the stored tensor values were not read")
+        with_them = "target" if target.task == "tensor" else "bench"
+        notes.append(f"only the {with_them} has stored tensor values: compared by statistics")
     return Mode.STATISTICS, notes
+
+
+def _stored(
+    target: RankDump, bench: RankDump, matching: match.Matching, target_folder: RankFolder, bench_folder: RankFolder
+) -> stored.StoredMetrics:
+    """Metrics of the stored values of all matched rows whose dtypes may stand opposite each other."""
+    places = pa.array(matching.bench_row, mask=matching.bench_row < 0)
+    dtypes = _codes(target.items["dtype"].combine_chunks())
+    other = _codes(bench.items["dtype"].combine_chunks().take(places))
+    fits = (matching.bench_row >= 0) & _pairwise(dtypes, other, comparable)
+    return stored.metrics(
+        target_folder.tensors,
+        bench_folder.tensors,
+        target.items["data_name"].combine_chunks(),
+        bench.items["data_name"].combine_chunks().take(places),
+        fits,
+    )
 
 
 def _unmatched_notes(target: RankDump, matching: match.Matching, table: pa.Table) -> list[str]:
@@ -179,7 +200,7 @@ def _unmatched_notes(target: RankDump, matching: match.Matching, table: pa.Table
 
 
 def _table(
-    target: RankDump, bench: RankDump, matching: match.Matching, mode: Mode
+    target: RankDump, bench: RankDump, matching: match.Matching, mode: Mode, values: stored.StoredMetrics | None
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
     """(the partition without its excess, rows that differ by what the table does not show)."""
 
@@ -215,14 +236,21 @@ def _table(
     integers = items["integers"].to_numpy() & 15
     if mode is Mode.MD5:
         faults = _checksums(items, other, matched, shown, rows, out)
-    elif mode is Mode.STATISTICS:
-        faults = _statistics(items, other, matched, rows, out)
+    elif mode in (Mode.STATISTICS, Mode.TENSOR):
+        faults = _statistics(items, other, matched, rows, out, values)
         integers = integers | (np.where(matched, pc.fill_null(_one(other["integers"]), 0).to_numpy(), 0) << 4)
     else:
         faults = np.zeros(len(matched), np.int64)
     out[columns.GRAD_CONSISTENT] = pc.if_else(same_grad, "True", "False")
     out[columns.RESULT], out[columns.ERR_MESSAGE] = verdict.words(faults)
     out[columns.STACK] = _stack_cells(target, items)
+    if values is not None:
+        # msprobe names a row of tensor mode after its file: `kwargs.alpha`, where other modes say `input.alpha`.
+        out[columns.NPU_NAME] = stored.row_names(out[columns.NPU_NAME], _one(items["data_name"]))
+        out[columns.BENCH_NAME] = stored.row_names(
+            out[columns.BENCH_NAME], pc.if_else(blank, pa.scalar(None, pa.string()), _one(other["data_name"]))
+        )
+        out[columns.DATA_NAME] = stored.data_names(_one(items["data_name"]), _one(other["data_name"]), matched)
     op_names, parents = target.ops["name"].combine_chunks(), target.ops["parent"].combine_chunks()
     op = _one(items["op"])
     out["op"] = op_names.take(op)
@@ -232,9 +260,16 @@ def _table(
     return pa.table(out), differs
 
 
-def _with_excess(table: pa.Table, mode: Mode, tolerance: float | None, differs: npt.NDArray[np.bool_]) -> pa.Table:
+def _with_excess(
+    table: pa.Table,
+    mode: Mode,
+    tolerance: float | None,
+    differs: npt.NDArray[np.bool_],
+    stored_values: stored.StoredMetrics | None,
+) -> pa.Table:
 
-    values = divergence.excess(table, mode, tolerance=tolerance, differs=differs)
+    apart = (stored_values.off, stored_values.worst) if stored_values is not None else None
+    values = divergence.excess(table, mode, tolerance=tolerance, differs=differs, apart=apart)
     return table.append_column(divergence.EXCESS, pa.array(values, mask=np.isnan(values)))
 
 
@@ -288,17 +323,21 @@ def _statistics(
     matched: npt.NDArray[np.bool_],
     rows: verdict.Rows,
     out: dict[str, pa.Array],
+    values: stored.StoredMetrics | None,
 ) -> npt.NDArray[np.int64]:
-
+    """The metric and statistics columns, and the faults. With `values` the metrics are those of tensor mode."""
     equal, pairs = [], []
     for i, statistic in enumerate(read.STATISTICS):
         pair = _pair(items, other, statistic.lower(), i)
         difference, relative, same = metrics.statistics_cells(pair, matched)
         equal.append(same)
         pairs.append(pair)
-        for name, cells in ((DIFFERENCES[i], difference), (RELATIVE_ERRORS[i], relative)):
-            out[name], out[name + TEXT_SUFFIX] = cells.arrays()
+        if values is None:
+            for name, cells in ((DIFFERENCES[i], difference), (RELATIVE_ERRORS[i], relative)):
+                out[name], out[name + TEXT_SUFFIX] = cells.arrays()
     norm_ratio = metrics.ratio(relative)
+    if values is not None:
+        out.update(values.columns)
     for i, pair in enumerate(pairs):
         texts = pa.array([*pair.texts, "Nan", " inf", " -inf", "N/A"])
         for name, side, is_bench in ((NPU_STATISTICS[i], pair.target, False), (BENCH_STATISTICS[i], pair.bench, True)):
@@ -323,12 +362,11 @@ def _statistics(
         return found
 
     is_plain = pc.starts_with(out["NPU Dtype"], "<class").to_numpy(zero_copy_only=False)
-    return verdict.of_statistics(
-        rows,
-        norm_ratio=norm_ratio,
-        non_finite=odd("target") & ~(odd("bench") & matched),
-        scalar_differs=is_plain & ~equal[0],
-    )
+    non_finite = odd("target") & ~(odd("bench") & matched)
+    scalar_differs = is_plain & ~equal[0]
+    if values is not None:
+        return verdict.of_tensors(rows, values.one_thousandth, values.cosine, non_finite, scalar_differs)
+    return verdict.of_statistics(rows, norm_ratio, non_finite, scalar_differs)
 
 
 def _pair(items: pa.Table, other: pa.Table, statistic: str, bit: int) -> metrics.Pair:

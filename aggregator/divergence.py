@@ -78,6 +78,7 @@ SIGNIFICAND_BITS: dict[str, int] = {
 WIDE_MULTIPLE = 2.0**11  # unit roundoffs for float32 and float64, see above
 NARROW_MULTIPLE = 2.0  # for formats of 16 bits and fewer
 SINGLE_ELEMENT = 2.0  # a maximum or minimum may be off by twice what a norm may
+NARROW_ELEMENTS = 4.0  # times T: stored values of 16 bits are compared one by one, and each may be rounded elsewhere
 NARROW_GRADIENTS = 16.0  # times T; see above
 GRADIENT_FLOOR = 2.0**-7  # of the largest value around, for gradients that cancel
 OPTIMIZER_FLOOR = 2.0**-12  # of the largest value in the same place of the same API, after the last backward call
@@ -111,11 +112,13 @@ def excess(
     *,
     tolerance: float | None = None,
     differs: npt.NDArray[np.bool_] | None = None,
+    apart: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None = None,
 ) -> npt.NDArray[np.float64]:
     """Excess of each row of a partition (see model.py; `op` and `role` included), NaN where nothing can be compared.
 
     `tolerance` replaces T of every floating dtype, for all statistics alike. `differs` marks rows that are known to
-    differ by what the table does not show (slice bounds, an item of another type).
+    differ by what the table does not show (slice bounds, an item of another type). `apart`, in tensor mode, is how far
+    the stored values are apart: (|t - b| over the norm, largest difference over the largest value), NaN for none.
     """
 
     height = table.num_rows
@@ -133,7 +136,7 @@ def excess(
         out[has_both] = 0.0
         certain |= has_both & (npu != bench)
     else:
-        _of_statistics(table, tolerance, matched, out, certain)
+        _of_statistics(table, tolerance, matched, out, certain, apart)
     for name in ("Dtype", "Tensor Shape"):
         canonical = canonical_dtype if name == "Dtype" else str
         npu, bench = _same_codes(_texts(table, f"NPU {name}"), _texts(table, f"Bench {name}"), canonical)
@@ -282,6 +285,7 @@ def _of_statistics(
     matched: npt.NDArray[np.bool_],
     out: npt.NDArray[np.float64],
     certain: npt.NDArray[np.bool_],
+    apart: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None,
 ) -> None:
     """Fill `out` with finite excesses and mark in `certain` what is infinite."""
 
@@ -338,9 +342,38 @@ def _of_statistics(
         part = relative / (allowed * (single if i < 2 else 1.0))
         out[even] = np.fmax(out[even], part[even])
     _of_words(npu, bench, matched, out, certain)
+    if apart is not None:
+        _of_values(apart, allowed, single, exact, (norm, scales[3]), (largest, scales[0]), out, certain)
     # A NaN or +inf with no counterpart has come from nowhere else; -inf alone is what attention masks are made of.
     lone = ~matched & npu.is_number[0] & (np.isnan(npu.numbers[0]) | np.isposinf(npu.numbers[0]))
     certain |= lone & (elements >= 0)
+
+
+def _of_values(
+    apart: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]],
+    allowed: npt.NDArray[np.float64],
+    single: float,
+    exact: npt.NDArray[np.bool_],
+    norm: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]],
+    largest: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]],
+    out: npt.NDArray[np.float64],
+    certain: npt.NDArray[np.bool_],
+) -> None:
+    """Stored values: the distance is judged as a norm and the largest difference as a single element.
+
+    `norm` and `largest` are (what the item has, what it is judged against, see `_floor`).
+    """
+    elementwise = np.where(allowed > WIDE_MULTIPLE * 2.0**-24, NARROW_ELEMENTS, 1.0)
+    for value, factor, (own, scale) in zip(apart, (1.0, single), (norm, largest), strict=True):
+        known = ~np.isnan(value)
+        with np.errstate(all="ignore"):
+            # Statistics may be missing (float8): then the values' own size is all there is.
+            shrunk = np.where((own > 0.0) & (scale > 0.0), own / scale, 1.0)
+            part = value * shrunk / (allowed * factor * elementwise)
+        finite = known & np.isfinite(value)
+        out[finite] = np.fmax(out[finite], part[finite])
+        certain |= known & np.isinf(value)
+        certain |= finite & exact & (value > 0.0)
 
 
 def _of_words(

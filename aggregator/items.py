@@ -102,6 +102,7 @@ class Columns:
         self._known: dict[tuple[Any, ...], _Plain] = {}
         self._none = self._described(NOT_APPLICABLE, NOT_APPLICABLE, None)
         self._md5 = _Texts()
+        self._data_name = _Texts()
         self._value = _Texts()
 
     # -- one record
@@ -194,6 +195,8 @@ class Columns:
         if "md5" in item:
             self.has_checksums = True
             self._md5.add(len(self._names) - 1, item["md5"] if isinstance(item["md5"], str) else _NO_CHECKSUM)
+        if "data_name" in item and isinstance(item["data_name"], str):
+            self._data_name.add(len(self._names) - 1, item["data_name"])
 
     def _plain(self, name: str, item: dict[str, Any], keyword: str) -> None:
         value = item.get("value")
@@ -312,6 +315,7 @@ class Columns:
         columns["integers"] = pa.array(integers)
         columns["md5"] = self._md5.column(height).cast(pa.string())
         columns["value"] = self._value.column(height)
+        columns["data_name"] = self._data_name.column(height).cast(pa.string())
         return pa.table(columns)
 
     def op_table(self, parents: dict[str, str | None], sharing: dict[str, int]) -> pa.Table:

@@ -49,6 +49,7 @@ class RankDump:
         integers        uint8        bit i: statistic i is an integer (a cell `3`, not `3.0`)
         md5             string       the recorded checksum, or the CRC-32 of a plain value's text as msprobe makes it
         value           string, dictionary-encoded; what a value holds beyond its cells (slice bounds, a peer), or null
+        data_name       string       name of the file with the tensor's values (task tensor), or null
 
     `ops`: name (string), parent (string, null where unknown), stack (int32 into `stacks`, -1 for none).
     `dropped` is the number of bytes after the last whole record of an unfinished journal.

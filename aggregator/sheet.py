@@ -84,7 +84,7 @@ def _xlsx_column(chunk: pa.Table, name: str, texts: pa.Array, mode: Mode) -> lis
     words: list[str] = texts.to_pylist()
     if name == GRAD_CONSISTENT:
         return [word == "True" for word in words]
-    if name not in mode.statistics:
+    if name not in mode.statistics and (mode is not Mode.TENSOR or name not in mode.metrics):
         return list(words)
     numbers = chunk[name].to_pylist()
     dtypes = chunk["NPU Dtype"].to_pylist()
@@ -154,7 +154,7 @@ def cells(table: pa.Table, mode: Mode, spelled: Callable[[pa.Array], pa.Array] =
             continue
         if name in statistics:
             is_integer = (integers >> statistics.index(name)) & 1 == 1
-        elif name in DIFFERENCES or name in RELATIVE_ERRORS:
+        elif mode is Mode.STATISTICS:
             is_integer = _equal_as_written(table, name, integers)
         else:
             is_integer = np.zeros(height, bool)

@@ -26,13 +26,15 @@ class Fault(IntFlag):
 
     NON_FINITE = 1
     OUTPUT_NORM = 2
-    GRAD = 4
-    SCALAR = 8
-    CHECKSUM = 16
-    DTYPE = 32
-    SHAPE = 64
-    UNMATCHED = 128
-    NORM_GROWTH = 256
+    OUTPUT_RATIO = 4
+    GRAD = 8
+    SCALAR = 16
+    CHECKSUM = 32
+    DTYPE = 64
+    SHAPE = 128
+    UNMATCHED = 256
+    NORM_GROWTH = 512
+    COSINE_DROP = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,10 @@ class Rule:
 INPUT_NORM_LIMIT = 0.1  # ratio; above it an op's input is already wrong, and its output is not to blame
 OUTPUT_NORM_LIMIT = 0.5  # ratio; see Fault.OUTPUT_NORM
 NORM_GROWTH_LIMIT = 10.0  # output over input; see Fault.NORM_GROWTH
+INPUT_RATIO_LIMIT = 0.9  # share of elements; below it an op's input is already wrong
+OUTPUT_RATIO_LIMIT = 0.1  # share of elements; see Fault.OUTPUT_RATIO (the message says 0.6, the tool tests this)
+INPUT_COSINE_LIMIT = 0.9  # below it an op's input points elsewhere already
+COSINE_DROP_LIMIT = 0.1  # input minus output; see Fault.COSINE_DROP
 ZERO_INPUT = 0.01  # stands for an input ratio of exactly 0, of which ten times would be 0 as well
 
 RULES: tuple[Rule, ...] = (
@@ -64,6 +70,14 @@ RULES: tuple[Rule, ...] = (
         "error: The NormRelativeErr of output is greater than 0.5.",
         "the norm of an output is off by more than this ratio while no input or parameter is off by 0.1",
         OUTPUT_NORM_LIMIT,
+    ),
+    Rule(
+        Fault.OUTPUT_RATIO,
+        ERROR,
+        "error: The input/parameters of One Thousandth Err Ratio > 0.9 while the output < 0.6.",
+        "tensor mode: in one of an op's outputs fewer than this share of the elements are right to a thousandth, while "
+        "in every input and parameter more than 0.9 are; stands on the op's first output",
+        OUTPUT_RATIO_LIMIT,
     ),
     Rule(
         Fault.GRAD,
@@ -98,6 +112,14 @@ RULES: tuple[Rule, ...] = (
         "an op's largest output error is more than this many times its largest input or parameter error",
         NORM_GROWTH_LIMIT,
     ),
+    Rule(
+        Fault.COSINE_DROP,
+        WARNING,
+        "warning: The input/parameters of Cosine > 0.9, and input/parameters - output > 0.1",
+        "tensor mode: an op's smallest output cosine is lower by more than this than its smallest input or parameter "
+        "cosine, which is above 0.9; stands on the op's first output",
+        COSINE_DROP_LIMIT,
+    ),
 )
 
 SKIPPED_APIS = frozenset(
@@ -117,6 +139,47 @@ SKIPPED_APIS = frozenset(
 
 BUFFER_APIS = frozenset({"_all_gather_base", "_reduce_scatter_base", "all_to_all_single", "batch_isend_irecv"})
 """Collectives among whose inputs are receive buffers, which hold anything: rules that look at inputs skip them."""
+
+
+def as_markdown() -> str:
+    """docs/verdicts.md, which `scripts/verdicts` writes: every rule with its threshold and its reason."""
+    lines = [
+        "# Result and Err_message",
+        "",
+        "Made by `scripts/verdicts` from the rules in `aggregator/verdict.py`; change them there.",
+        "",
+        "`Result` is `error` where a rule of that kind is broken, else `warning`, else `pass`; `Err_message` lists the",
+        "messages in this order. Rules, words and thresholds are those of MindStudio Probe 26.2, as observed",
+        "([compatibility.md](compatibility.md)). They are blind to much, which is why our own findings",
+        "([compare.md](compare.md)) are made elsewhere and stand beside them.",
+        "",
+        "| result | message | threshold | why |",
+        "| --- | --- | --- | --- |",
+    ]
+    for rule in RULES:
+        threshold = "" if rule.threshold is None else f"{rule.threshold:g}"
+        message = rule.message.removeprefix(f"{rule.result}: ")
+        lines.append(f"| {rule.result} | {message} | {threshold} | {rule.why} |")
+    lines += [
+        "",
+        "An op's input or parameter above these limits is already wrong, so its output is not judged by the rule:",
+        "",
+        f"- relative error of the norm at least {INPUT_NORM_LIMIT:g} (statistics)",
+        f"- One Thousandth Err Ratio at most {INPUT_RATIO_LIMIT:g} (tensor)",
+        f"- cosine at most {INPUT_COSINE_LIMIT:g} (tensor)",
+        "",
+        f"An input error of exactly 0 counts as {ZERO_INPUT:g} where an output is held against ten times its input.",
+        "",
+        "No rule looks at these, whose values are uninitialised memory or only moved: "
+        + ", ".join(f"`{name}`" for name in sorted(SKIPPED_APIS))
+        + ".",
+        "",
+        "Collectives whose inputs are receive buffers are judged by none of the rules that look at inputs: "
+        + ", ".join(f"`{name}`" for name in sorted(BUFFER_APIS))
+        + ".",
+        "",
+    ]
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +210,7 @@ def of_statistics(
     """
 
     skipped, buffers = _skips(rows)
-    faults = np.zeros(len(rows.op), np.int64)
-    faults[non_finite] |= Fault.NON_FINITE
-    faults[rows.matched & ~rows.same_grad] |= Fault.GRAD
-    faults[rows.matched & ~rows.same_dtype] |= Fault.DTYPE
-    faults[rows.matched & ~rows.same_shape] |= Fault.SHAPE
-    faults[rows.matched & scalar_differs & ~rows.is_output] |= Fault.SCALAR
+    faults = _of_items(rows, non_finite, scalar_differs)
     finite = np.isfinite(norm_ratio)
     going_in = _largest(rows.op, norm_ratio, (rows.is_input | rows.is_parameter) & finite)
     coming_out = _largest(rows.op, norm_ratio, rows.is_output & finite)
@@ -161,10 +219,33 @@ def of_statistics(
     )
     reference = np.where(going_in == 0.0, ZERO_INPUT, going_in)
     grown = coming_out > NORM_GROWTH_LIMIT * reference
-    outputs = np.flatnonzero(rows.is_output)
-    _, first = np.unique(rows.op[outputs], return_index=True)
-    heads = outputs[first]
+    heads = _first_outputs(rows)
     faults[heads[grown[rows.op[heads]] & ~buffers[heads]]] |= Fault.NORM_GROWTH
+    return _spared(faults, rows, skipped, buffers)
+
+
+def of_tensors(
+    rows: Rows,
+    one_thousandth: npt.NDArray[np.float64],
+    cosine: npt.NDArray[np.float64],
+    non_finite: npt.NDArray[np.bool_],
+    scalar_differs: npt.NDArray[np.bool_],
+) -> npt.NDArray[np.int64]:
+    """Faults by the rules of tensor mode: those of items, and two on an op's values (NaN where there is no number)."""
+    skipped, buffers = _skips(rows)
+    faults = _of_items(rows, non_finite, scalar_differs)
+    going_in = rows.is_input | rows.is_parameter
+    heads = _first_outputs(rows)
+    heads = heads[~buffers[heads]]
+    op = rows.op[heads]
+    # Inputs without a number count as right, outputs without one too.
+    right_in = _smallest(rows.op, one_thousandth, going_in)[op]
+    right_out = _smallest(rows.op, one_thousandth, rows.is_output)[op]
+    faults[heads[(right_in > INPUT_RATIO_LIMIT) & (right_out < OUTPUT_RATIO_LIMIT)]] |= Fault.OUTPUT_RATIO
+    along_in = _smallest(rows.op, cosine, going_in)[op]
+    along_out = _smallest(rows.op, cosine, rows.is_output)[op]
+    dropped = (along_in > INPUT_COSINE_LIMIT) & (along_in - along_out > COSINE_DROP_LIMIT)
+    faults[heads[dropped]] |= Fault.COSINE_DROP
     return _spared(faults, rows, skipped, buffers)
 
 
@@ -212,6 +293,37 @@ def _spared(
 ) -> npt.NDArray[np.int64]:
     faults[skipped | (buffers & (rows.is_input | rows.is_parameter))] = 0
     return faults
+
+
+def _of_items(
+    rows: Rows, non_finite: npt.NDArray[np.bool_], scalar_differs: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.int64]:
+    """Faults that one item shows by itself."""
+    faults = np.zeros(len(rows.op), np.int64)
+    faults[non_finite] |= Fault.NON_FINITE
+    faults[rows.matched & ~rows.same_grad] |= Fault.GRAD
+    faults[rows.matched & ~rows.same_dtype] |= Fault.DTYPE
+    faults[rows.matched & ~rows.same_shape] |= Fault.SHAPE
+    faults[rows.matched & scalar_differs & ~rows.is_output] |= Fault.SCALAR
+    return faults
+
+
+def _first_outputs(rows: Rows) -> npt.NDArray[np.int64]:
+    """The row of each op's first output."""
+    outputs = np.flatnonzero(rows.is_output)
+    _, first = np.unique(rows.op[outputs], return_index=True)
+    found: npt.NDArray[np.int64] = outputs[first]
+    return found
+
+
+def _smallest(
+    op: npt.NDArray[np.int64], values: npt.NDArray[np.float64], where: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.float64]:
+    """The smallest value of each op among the chosen rows that have one, 1 where there is none."""
+    out = np.ones(int(op.max()) + 1 if len(op) else 0)
+    chosen = where & ~np.isnan(values)
+    np.minimum.at(out, op[chosen], values[chosen])
+    return out
 
 
 def _largest(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from aggregator import verdict
@@ -196,3 +199,75 @@ def test_rules_of_checksums(compare_ops, make_value, make_call):
 def test_every_fault_has_one_rule_with_a_reason():
     assert [rule.fault for rule in verdict.RULES] == list(Fault)
     assert all(rule.why and rule.message.startswith(rule.result) for rule in verdict.RULES)
+
+
+# -- tensor mode: (one-thousandth ratio, cosine) of each item, NaN where the cell is no number
+
+
+@pytest.fixture
+def faults_of_values():
+    """Faults of an op's first output, and whether any other row has one."""
+
+    def run(inputs, outputs, parameters=(), api="f"):
+        items = [*inputs, *parameters, *outputs]
+        places = ["input"] * len(inputs) + ["parameter"] * len(parameters) + ["output"] * len(outputs)
+        height = len(items)
+        yes = np.ones(height, bool)
+        rows = verdict.Rows(
+            op=np.zeros(height, np.int64),
+            api=pa.array([api] * height),
+            matched=yes,
+            is_input=np.array([place == "input" for place in places]),
+            is_parameter=np.array([place == "parameter" for place in places]),
+            is_output=np.array([place == "output" for place in places]),
+            same_grad=yes,
+            same_dtype=yes,
+            same_shape=yes,
+        )
+        ratio, cosine = (np.array([item[i] for item in items], float) for i in (0, 1))
+        found = verdict.of_tensors(rows, ratio, cosine, ~yes, ~yes)
+        first = places.index("output")
+        assert not found[np.arange(height) != first].any()
+        return [fault for fault in Fault if found[first] & fault]
+
+    return run
+
+
+RIGHT, ODD = (1.0, 1.0), (NAN, NAN)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "expected"),
+    [
+        ([(0.95, 1.0)], [(0.09, 1.0)], [Fault.OUTPUT_RATIO]),
+        ([(0.95, 1.0)], [(0.1, 1.0)], []),
+        ([(0.9, 1.0)], [(0.0, 1.0)], []),
+        ([RIGHT, (0.5, 1.0)], [(0.0, 1.0)], []),
+        ([], [(0.0, 1.0)], [Fault.OUTPUT_RATIO]),
+        ([ODD], [(0.0, 1.0)], [Fault.OUTPUT_RATIO]),
+        ([RIGHT], [ODD, (0.0, 1.0)], [Fault.OUTPUT_RATIO]),
+        ([RIGHT], [RIGHT, (0.0, 1.0)], [Fault.OUTPUT_RATIO]),
+        ([RIGHT], [ODD], []),
+        ([(0.0, 0.901)], [(0.0, 0.7)], [Fault.COSINE_DROP]),
+        ([(0.0, 0.9)], [(0.0, 0.7)], []),
+        ([(0.0, 0.95)], [(0.0, 0.85)], []),
+        ([(0.0, 0.95)], [(0.0, 0.849)], [Fault.COSINE_DROP]),
+        ([(0.0, 0.95), (0.0, 0.5)], [(0.0, 0.8)], []),
+        ([(0.0, 0.95), (0.0, 0.99)], [(0.0, 0.87), (0.0, 0.5)], [Fault.COSINE_DROP]),
+        ([(0.0, 0.95)], [ODD, (0.0, 0.5)], [Fault.COSINE_DROP]),
+        ([RIGHT], [(0.0, 0.5)], [Fault.OUTPUT_RATIO, Fault.COSINE_DROP]),
+    ],
+)
+def test_rules_on_stored_values(faults_of_values, inputs, outputs, expected):
+    assert faults_of_values(inputs, outputs) == expected
+
+
+def test_parameters_count_as_inputs_and_some_apis_are_spared(faults_of_values):
+    assert faults_of_values([RIGHT], [(0.0, 0.5)], parameters=[(0.5, 0.5)]) == []
+    assert faults_of_values([RIGHT], [(0.0, 0.5)], api="empty") == []
+    assert faults_of_values([RIGHT], [(0.0, 0.5)], api="all_to_all_single") == []
+
+
+def test_the_page_of_rules_is_up_to_date():
+    page = Path(__file__).parents[4] / "docs" / "verdicts.md"
+    assert page.read_text(encoding="utf-8") == verdict.as_markdown(), "run scripts/verdicts"
