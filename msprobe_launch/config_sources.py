@@ -204,8 +204,12 @@ def resolve(
     file: Path | None,
     *,
     default_run_dir: Path,
+    names: Mapping[str, str] | None = None,
 ) -> Resolved:
-    """Resolve once. `flags` maps a field to its text (None: not given). Raises ConfigError."""
+    """Resolve once. `flags` maps a field to its text (None: not given); `names` says what flags are called.
+
+    Raises ConfigError.
+    """
     values: dict[str, object] = {"run_dir": default_run_dir}
     sources: dict[str, str] = {}
     texts = {field: text for field, text in flags.items() if text is not None}
@@ -219,7 +223,7 @@ def resolve(
             values[setting.field] = _parsed(setting.from_text, text, setting.variable)
             sources[setting.field] = setting.variable
     for field, given in texts.items():
-        flag = flag_of(field)
+        flag = names[field] if names is not None else flag_of(field)
         values[field] = given if isinstance(given, bool) else _parsed(SETTINGS[field].from_text, given, flag)
         sources[field] = flag
     config = ProbeConfig(**values)  # type: ignore[arg-type]  # each value has passed its setting's parser

@@ -19,9 +19,22 @@ def start(framework: str, config: ProbeConfig, identity: RankIdentity) -> Sessio
 
     Writes the rank's roster mark. May raise; the caller (`bootstrap.attach`) is the guard.
     """
+    from msprobe_launch.capture import active
     from msprobe_launch.capture.session import Session
 
     module = importlib.import_module(ADAPTERS[framework])
     session = Session(config, identity, module.create_adapter())
     session.install()
+    active.put(session)
     return session
+
+
+def known_rank(framework: str) -> tuple[int, int] | None:
+    """(rank, world size) where the framework's distributed part has been initialised, else None."""
+    rank: tuple[int, int] | None = importlib.import_module(ADAPTERS[framework]).known_rank()
+    return rank
+
+
+def seed(framework: str, number: int, deterministic: bool) -> None:
+    """Seed Python, numpy where it is installed, and the framework on all its devices."""
+    importlib.import_module(ADAPTERS[framework]).seed(number, deterministic)

@@ -33,9 +33,6 @@ class FrameworkAdapter(Protocol):
     def value_ending(self) -> str:
         """Ending of a file that holds one tensor's values (`.pt`)."""
 
-    def known_rank(self) -> tuple[int, int] | None:
-        """(rank, world size) where the framework's distributed part has been initialised, else None."""
-
     def install(self, session: Session) -> None:
         """Put hooks into the framework. They must cost nothing measurable until `arm`."""
 

@@ -157,10 +157,6 @@ class FakeAdapter:
         fresh, self._fresh = self._fresh, []
         return fresh
 
-    def known_rank(self) -> tuple[int, int] | None:
-        """The toy knows no ranks."""
-        return None
-
     def watch_gradient(self, value: Any, put: Callable[[Value], None]) -> None:
         """No gradients."""
 

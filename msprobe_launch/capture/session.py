@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Hashable
 from datetime import datetime
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -51,6 +52,23 @@ class ModuleCall:
         self.op = op
         self.frame = frame
         self.stack = stack
+
+
+def set_earlier_aside(root: Path, rank: int) -> None:
+    """Move what an earlier process of this rank has recorded in `root` into `root/earlier/<time>`.
+
+    For a script run again into its dump_path, which the launcher would refuse. Raises OSError.
+    """
+    layout = RunLayout(root)
+    folders = [folder.path for step in layout.steps() for folder in layout.rank_folders(step) if folder.rank == rank]
+    if not folders:
+        return
+    stamp = datetime.fromtimestamp(max(folder.stat().st_mtime for folder in folders)).strftime("%Y%m%d-%H%M%S")
+    for folder in folders:
+        target = layout.earlier / stamp / folder.parent.name / folder.name
+        os.makedirs(target.parent, exist_ok=True)
+        os.replace(folder, target)
+    get_logger().warning("rank %d: what an earlier run left in %s is now in %s", rank, root, layout.earlier / stamp)
 
 
 def _size(count: int) -> str:
@@ -600,6 +618,13 @@ class Session:
         self.listening = False
         self.adapter.disarm()
 
+    def set_step(self, step: int) -> None:
+        """Number the step under way, unless something of it is on disk."""
+        if self._opened or self._debug.data:
+            self.guard.miss(f"step number {step}: the step under way has its number {self.step}")
+            return
+        self.step = step
+
     def manual_start(self) -> None:
         """Record from here on, in the step that is under way."""
         self._take_orders()
@@ -693,6 +718,7 @@ class Session:
             note=note or self._note,
             bytes=self.bytes,
             forecast=self._forecast,
+            last_op=self.writer.last_op,
         )
         try:
             path = self.layout.roster_mark(identity.rank)

@@ -83,6 +83,8 @@ class ValueFiles:
         elif source != target:
             try:
                 os.link(source, target)
+            except FileExistsError:
+                pass  # written before: debug.json is written again as it grows
             except OSError:  # a file system without links, or too many of them
                 shutil.copyfile(source, target)
         return file

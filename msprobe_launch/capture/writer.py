@@ -214,6 +214,7 @@ class Writer:
     ) -> None:
         self.stacks = StackTable()
         self.calls = 0
+        self.last_op = ""
         self.config = config
         self.folder_of = folder_of
         self._value_ending = value_ending
@@ -281,6 +282,7 @@ class Writer:
         records, self._buffer = self._buffer, []
         if records and self._step is not None:
             self.calls += len(records)
+            self.last_op = records[-1].op.text
             self._step.write(records, self._guard, last=last)
 
     def hold(self) -> None:

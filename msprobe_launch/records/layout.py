@@ -135,6 +135,11 @@ class RunLayout:
         return self.root / "aggregate"
 
     @property
+    def earlier(self) -> Path:
+        """Where a script that runs again without the launcher finds what its earlier runs left."""
+        return self.root / "earlier"
+
+    @property
     def control(self) -> Path:
         """What a running job rereads between steps."""
         return self.root / "control.yaml"

@@ -43,8 +43,10 @@ class RankMark:
     `attached` is False in a mark that only the launcher wrote (the rank never reached us). `steps` lists the
     recorded steps that are complete on disk, `partial_steps` those of which something is missing. `lost` maps a
     reason to a number of calls. `unseen` maps what could not be observed to a number. `exit_code` is negative
-    for a signal, as subprocess has it; `ended` says it in words. `bytes` counts what was written; `forecast` says how
-    much values of tensors were expected to take.
+    for a signal, as subprocess has it; `ended` says it in words. `role` is `culprit`, `victim` or empty, `reason` why;
+    `hint` is what else is known of the end. `last_op` is the last call recorded, `peak_memory` in bytes as last seen.
+    `exception` ended the rank, `thread_exception` one of its threads. `bytes` counts what was written; `forecast` says
+    how much values of tensors were expected to take.
     """
 
     rank: int
@@ -69,6 +71,12 @@ class RankMark:
     exit_code: int | None = None
     ended: str = ""
     exception: str = ""
+    thread_exception: str = ""
+    last_op: str = ""
+    peak_memory: int | None = None
+    role: str = ""
+    reason: str = ""
+    hint: str = ""
     format_version: int = FORMAT_VERSION
 
 

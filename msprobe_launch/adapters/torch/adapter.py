@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -68,11 +71,6 @@ class TorchAdapter:
     def settle(self) -> list[TensorValue]:
         return self._values.settle()
 
-    def known_rank(self) -> tuple[int, int] | None:
-        if dist.is_available() and dist.is_initialized():
-            return dist.get_rank(), dist.get_world_size()
-        return None
-
     def describe(self, value: Any) -> Value:
         self._quiet.enter()
         try:
@@ -116,6 +114,30 @@ class TorchAdapter:
 
     def leave_child(self) -> None:
         self._apis.disarm()
+
+
+def known_rank() -> tuple[int, int] | None:
+    """See `msprobe_launch.adapters.known_rank`."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return None
+
+
+def seed(number: int, deterministic: bool) -> None:
+    """See `msprobe_launch.adapters.seed`. Seeds all devices that torch knows."""
+    random.seed(number)
+    os.environ["PYTHONHASHSEED"] = str(number)
+    with contextlib.suppress(ImportError):
+        import numpy as np
+
+        np.random.seed(number)
+    torch.manual_seed(number)
+    if deterministic:
+        # cuBLAS and Ascend's collectives read these when they are first used.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        os.environ.setdefault("HCCL_DETERMINISTIC", "true")
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
 
 
 def create_adapter() -> TorchAdapter:
