@@ -555,24 +555,24 @@ PROGRAMS: dict[str, Callable[[], list[object]]] = {
 }
 
 
-def main() -> None:
-    out, names = Path(sys.argv[1]), sys.argv[2:]
+def run(out: str, names: list[str], programs: dict[str, Callable[[], list[object]]]) -> None:
+    """Run programs by name and write their hashes."""
+    global _autocast
     torch.set_num_threads(1)
     rank = int(os.environ.get("RANK", "0"))
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo")
-    global _autocast
     hashes = {}
-    for name in names or [name + variant for name in PROGRAMS for variant in ("", BF16)]:
+    for name in names:
         torch.manual_seed(1234)
         wide = name.removesuffix(BF16)
         _autocast = contextlib.nullcontext if wide == name else lambda: torch.autocast("cpu", dtype=torch.bfloat16)
-        hashes[name] = digest(PROGRAMS[wide]())
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"rank{rank}.json").write_text(json.dumps(hashes, indent=1))
+        hashes[name] = digest(programs[wide]())
+    Path(out).mkdir(parents=True, exist_ok=True)
+    Path(out, f"rank{rank}.json").write_text(json.dumps(hashes, indent=1))
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    run(sys.argv[1], sys.argv[2:] or [name + variant for name in PROGRAMS for variant in ("", BF16)], PROGRAMS)

@@ -28,6 +28,7 @@ _PLAIN_TENSORS = frozenset({Tensor, nn.Parameter, *((nn.Buffer,) if hasattr(nn, 
 _CACHE_LIMIT = 1 << 16
 # Views of as many elements are looked up by the memory they cover: a look-up takes 4 us, measuring 65,536 takes 8.
 _VIEW_FROM = 1 << 16
+_LOW = 1 << 40
 _STRIDED = torch.strided
 
 
@@ -98,7 +99,7 @@ class TorchValues:
                 and known[2] == tensor.data_ptr()
             ):
                 return known[3]
-            value = self._measured(tensor, "torch.Tensor", tensor)
+            value = self._measured(tensor, "torch.Tensor", held(tensor))
             if len(self._cache) >= _CACHE_LIMIT:
                 self._cache.clear()
             self._cache[key] = (weakref.ref(tensor), tensor._version, tensor.data_ptr(), value)
@@ -124,7 +125,7 @@ class TorchValues:
     def _kept_tensor(self, tensor: Tensor) -> TensorValue:
         """`tensor` where values may be saved too."""
         value = self.tensor(tensor)
-        if self._session.saving and value.saved is None and self._saver is not None:
+        if self._session.saving and value.saved is None and self._saver is not None and held(tensor) is not None:
             self._saver.keep(value, _dense(tensor))
         return value
 
@@ -234,19 +235,21 @@ class TorchValues:
         name = f"{kind.__module__}.{kind.__qualname__}"
         local = getattr(tensor, "_local_tensor", None)
         if isinstance(local, Tensor) and hasattr(tensor, "placements"):
-            return self._dtensor(tensor, local), local
+            # The shard may compute for itself too: the result of a collective that is still under way has no memory.
+            plain_local = None if torch._C._dispatch_keys(local).has(torch._C.DispatchKey.Python) else held(local)
+            return self._dtensor(tensor, local, plain_local), plain_local
         if torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python):
             # It computes for itself (FakeTensor, a wrapper): asking it for numbers would run its code.
             return self._measured(tensor, name, None), None
-        plain_tensor = tensor.as_subclass(Tensor)
+        plain_tensor = held(tensor.as_subclass(Tensor))
         return self._measured(tensor, name, plain_tensor), plain_tensor
 
-    def _dtensor(self, tensor: Any, local: Tensor) -> TensorValue:
+    def _dtensor(self, tensor: Any, local: Tensor, data: Tensor | None) -> TensorValue:
         mesh = tensor.device_mesh.mesh.tolist()
         placements = ", ".join(_placement(placement) for placement in tensor.placements)
         # Type, dtype, shape and statistics are the shard's; asking for more would be a communication.
         tail = f', "device_mesh": {mesh}, "placements": [{placements}], "global_shape": {list(tensor.shape)}'
-        return self._measured(local, "torch.distributed.tensor.DTensor", local, tail)
+        return self._measured(local, "torch.distributed.tensor.DTensor", data, tail)
 
     @staticmethod
     def _size(value: torch.Size) -> PlainValue:
@@ -288,6 +291,21 @@ def _dense(tensor: Tensor) -> Tensor:
     if tensor.is_nested or tensor.layout is not _STRIDED:
         return tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
     return tensor.dequantize() if tensor.is_quantized else tensor
+
+
+def held(tensor: Tensor) -> Tensor | None:
+    """The tensor, or None where its memory was given back.
+
+    FSDP frees the storage of gathered parameters. Such a tensor has a shape, and the address 0 plus an offset: reading
+    it would end the process. Addresses of a 64-bit process lie above 2^40, save the heap of an interpreter that is not
+    position-independent, so the storage is asked (0.4 us) only below that.
+    """
+    try:
+        if tensor.data_ptr() < _LOW and tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
+            return None
+    except RuntimeError:  # no storage at all (functional transforms, sparse): whoever measures it finds out
+        pass
+    return tensor
 
 
 def _placement(placement: Any) -> str:

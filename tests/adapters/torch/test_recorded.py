@@ -355,3 +355,29 @@ def test_compiled_models_keep_their_graphs_and_results(record: Any, run_cli: Any
     assert bare.stdout.split()[2] == "{}"
     assert len(recorded.steps) == 4
     assert recorded.mark["lost"] == {}
+
+
+def test_memory_that_was_given_back_is_not_read(record: Any) -> None:
+    code = """
+import torch
+from torch import nn
+class Take(nn.Module):
+    def forward(self, x, other=None): return x
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.take, self.weight = Take(), nn.Parameter(torch.ones(2))
+    def forward(self, x, other): return self.take(x * self.weight, other=other)
+freed = torch.ones(64, 64), torch.ones(9).bfloat16(), torch.ones(9).bool(), torch.ones(9, dtype=torch.float16)
+view = freed[0][3:, 1:]
+for tensor in freed:
+    tensor.untyped_storage().resize_(0)  # what FSDP does to gathered parameters
+net = Net()
+for other in (*freed, view):
+    net(torch.ones(2), other).sum().backward()
+"""
+    recorded = record(code, "L0")
+    assert recorded.mark["lost"] == {}
+    others = [op["input_kwargs"]["other"] for step in recorded.steps for op in step.values() if "input_kwargs" in op]
+    assert [item["shape"] for item in others if item] == [[64, 64], [9], [9], [9], [61, 63]]
+    assert all(stats(item) == (None, None, None, None) for item in others if item)
