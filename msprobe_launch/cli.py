@@ -11,27 +11,29 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msprobe_launch import __version__
 from msprobe_launch.config import DataMode, Level, NumberSet, ProbeConfig, StepOn, SummaryMode, Task
-from msprobe_launch.config_sources import ENV_PREFIX, SETTINGS, Resolved, resolve, truth
+from msprobe_launch.config_sources import ENV_PREFIX, SETTINGS, Resolved, resolve
 from msprobe_launch.errors import ConfigError, ProbeError, UsageError, near_miss
 from msprobe_launch.launch import roster
 from msprobe_launch.launch.base import Launcher, LaunchPlan, RunOutcome
 from msprobe_launch.launch.commandline import OptionTable, cut
-from msprobe_launch.launch.injection import worker_environment
 from msprobe_launch.launch.rundir import default_run_dir
+from msprobe_launch.launch.settings import VARIABLES, ExitCode, add_options, resolve_settings
 from msprobe_launch.launch.text import signal_name
 from msprobe_launch.logs import configure, get_logger
 from msprobe_launch.records.roster import Manifest
 
+if TYPE_CHECKING:
+    from msprobe_launch.launch.memory import MemoryGroup
+
 # sysexits.h calls 70 "internal software error"; a training has no reason to end with it.
 EXIT_NOT_RECORDED = 70
 
-# Switches that are not fields of ProbeConfig: variable -> help.
 _CONFIG_VARIABLE = f"{ENV_PREFIX}CONFIG"
-_OFF_VARIABLE = f"{ENV_PREFIX}OFF"
-_STRICT_VARIABLE = f"{ENV_PREFIX}STRICT"
+_BACKENDS = ("auto", "torchrun", "command")
 
 _USAGE = "msprobe-launch [options] SCRIPT [arguments]"
 _EPILOG = """\
@@ -48,6 +50,11 @@ exit codes:
   70       --probe-strict: it succeeded, a rank is missing
   128+N    signal N ended the first failing rank or us
   other    of the rank that failed first
+
+Another launcher starts the ranks:
+  msprobe-launch --backend command -- srun -n 16 python t.py
+Where python -I or -E keeps PYTHONPATH out:
+  msprobe-launch install-pth
 
 example:
   msprobe-launch --nproc 8 --probe-level mix train.py --lr 1
@@ -75,8 +82,9 @@ def own_parser() -> argparse.ArgumentParser:
     add("--version", action="store_true", help="show the version and exit")
     add("--nproc", metavar="N", help="ranks on this node, short for --nproc-per-node N")
     add("--run-dir", metavar="DIR", help="where the run is recorded; new or empty (default: msprobe_runs/TIME-SCRIPT)")
-    add("--backend", choices=("auto", "torchrun"), default="auto", help="how ranks are started (default: auto)")
+    add("--backend", choices=_BACKENDS, default="auto", help="torchrun (auto), or command: another launcher does it")
     add("--dry-run", action="store_true", help="show what would be started, with which settings, and exit")
+    add("--info", action="store_true", help="check whether recording will work here, and exit")
     add("--probe-config", metavar="FILE", help="settings in msprobe's config.json format, or the same in YAML")
     add("--probe-level", metavar="LEVEL", dest="level", help=f"{one_of(Level)} (default: L1)")
     add("--probe-task", metavar="TASK", dest="task", help=f"{one_of(Task)} (default: statistics)")
@@ -102,8 +110,7 @@ def own_parser() -> argparse.ArgumentParser:
         help="record forwards without gradients during training too",
     )
     add("--probe-bench", metavar="RUN_DIR", dest="bench", help="trusted run to compare with, kept in the manifest")
-    add("--probe-off", action="store_true", help="same launch, nothing injected: the control run")
-    add("--probe-strict", action="store_true", help=f"exit {EXIT_NOT_RECORDED} where a rank did not record")
+    add_options(add, EXIT_NOT_RECORDED)
     return parser
 
 
@@ -134,36 +141,74 @@ def _main(tokens: list[str]) -> int:
     if tokens[0] == "--version":
         print(f"msprobe-launch {__version__}")
         return 0
-    launcher = _launcher()
+    if tokens[0] in ("install-pth", "uninstall-pth"):
+        from msprobe_launch.launch import pth
+
+        print(pth.command(tokens))
+        return 0
+    launcher = _launcher(_backend(tokens, OptionTable(parser)))
     line = cut(tokens, OptionTable(parser), OptionTable(launcher.parser()))
     given = parser.parse_args(line.ours)
     if given.help or given.version:
         return _main(["--help" if given.help else "--version"])
+    if given.info:
+        return _info(Path(given.run_dir or default_run_dir("info", datetime.now())).absolute())
     if not line.target:
         raise UsageError("no script was named.", hint=f"usage: {_USAGE}")
+    if (given.backend == "command") != (launcher.name == "command"):
+        raise UsageError("--backend command knows no options of torchrun, and stands before all others.")
     started = datetime.now(timezone.utc).astimezone()
     resolved = _resolved(given, os.environ, line.target[0], started)
-    is_off = given.probe_off or _switch(os.environ, _OFF_VARIABLE)
+    settings = resolve_settings(given, os.environ)
+    if given.nproc is not None and launcher.name == "command":
+        raise UsageError("--nproc says how many ranks we start; with --backend command the command starts them.")
     options = [*_nproc(given.nproc, line.backend), *line.backend]
     plan = LaunchPlan(
         options=tuple(options),
         target=line.target,
-        config=None if is_off else resolved.config,
+        config=None if settings.off else resolved.config,
         run_dir_is_default="run_dir" not in resolved.sources,
         manifest=_manifest(tokens, line.target[0], launcher.name, started, resolved.config),
+        settings=settings,
     )
     if given.dry_run:
         print("\n".join(_plan_lines(plan, launcher, resolved)))
         return 0
+    from msprobe_launch.launch.memory import MemoryGroup
     from msprobe_launch.launch.supervision import Supervision
 
-    supervision = Supervision()
+    supervision, before = Supervision(), MemoryGroup.read()
     with supervision.running():
         outcome = launcher.launch(plan, supervision)
-    return _finish(outcome, plan, strict=given.probe_strict or _switch(os.environ, _STRICT_VARIABLE))
+    return _finish(outcome, plan, (before, MemoryGroup.read()))
 
 
-def _launcher() -> Launcher:
+def _info(run_dir: Path) -> int:
+    from msprobe_launch.launch import info
+
+    failed = 0
+    for check in info.checks(run_dir):
+        print(check)
+        failed += check.works is False
+    return 1 if failed else 0
+
+
+def _backend(tokens: Sequence[str], ours: OptionTable) -> str:
+    """The value of --backend where it stands before any option of a backend, which decides who these belong to."""
+    at = 0
+    while at < len(tokens) and (match := ours.exact(tokens[at])) is not None:
+        name, equals, value = tokens[at].partition("=")
+        if name == "--backend":
+            return value if equals else "".join(tokens[at + 1 : at + 2])
+        at += 1 + match.values(tokens[at + 1 :])
+    return "auto"
+
+
+def _launcher(backend: str) -> Launcher:
+    if backend == "command":
+        from msprobe_launch.launch.command import CommandLauncher
+
+        return CommandLauncher()
     from msprobe_launch.launch.torchrun import TorchrunLauncher
 
     return TorchrunLauncher()
@@ -182,8 +227,7 @@ def _nproc(nproc: str | None, backend: Sequence[str]) -> list[str]:
 def _resolved(given: argparse.Namespace, environ: Mapping[str, str], script: str, started: datetime) -> Resolved:
     variables = {setting.variable for setting in SETTINGS.values()} | {
         _CONFIG_VARIABLE,
-        _OFF_VARIABLE,
-        _STRICT_VARIABLE,
+        *VARIABLES.values(),
     }
     for name in environ:
         if name.startswith(ENV_PREFIX) and name not in variables:
@@ -191,14 +235,6 @@ def _resolved(given: argparse.Namespace, environ: Mapping[str, str], script: str
     file = given.probe_config or environ.get(_CONFIG_VARIABLE)
     flags = {field: getattr(given, field) for field in SETTINGS}
     return resolve(flags, environ, Path(file) if file else None, default_run_dir=default_run_dir(script, started))
-
-
-def _switch(environ: Mapping[str, str], variable: str) -> bool:
-    text = environ.get(variable, "")
-    try:
-        return bool(text) and truth(text)
-    except ValueError as error:
-        raise ConfigError(f"{variable}: {error}") from None
 
 
 def _manifest(tokens: Sequence[str], script: str, backend: str, started: datetime, config: ProbeConfig) -> Manifest:
@@ -228,7 +264,7 @@ def _plan_lines(plan: LaunchPlan, launcher: Launcher, resolved: Resolved) -> lis
     if plan.config is None:
         return [*lines, "probe off: nothing is injected"]
     lines += ["environment of each rank:"]
-    lines += [f"  {name}={value}" for name, value in worker_environment(plan.config, os.environ).items()]
+    lines += [f"  {name}={value}" for name, value in launcher.environment(plan, os.environ).items()]
     lines += ["settings:"]
     for field, value in plan.config.as_dict().items():
         shown = ", ".join(value) if isinstance(value, list) else value
@@ -236,10 +272,10 @@ def _plan_lines(plan: LaunchPlan, launcher: Launcher, resolved: Resolved) -> lis
     return lines
 
 
-def _finish(outcome: RunOutcome, plan: LaunchPlan, *, strict: bool) -> int:
+def _finish(outcome: RunOutcome, plan: LaunchPlan, memory: tuple[MemoryGroup, MemoryGroup]) -> int:
     """Complete the roster, say what was recorded and who failed, and return the exit code."""
     logger = get_logger()
-    marks = roster.complete(outcome, plan)
+    marks = roster.complete(outcome, plan, memory)
     asked = NumberSet() if plan.config is None else plan.config.ranks
     if plan.config is None:
         logger.info("probe off: nothing was injected")
@@ -258,11 +294,16 @@ def _finish(outcome: RunOutcome, plan: LaunchPlan, *, strict: bool) -> int:
     if outcome.signal is not None:
         logger.error("stopped by %s", signal_name(outcome.signal))
         return 128 + outcome.signal
+    if outcome.exit_code:
+        return outcome.exit_code if outcome.exit_code > 0 else 128 - outcome.exit_code
     if first is not None and first.exit_code:
+        if plan.settings.exit_code is ExitCode.TORCHRUN:
+            return 1
         return first.exit_code if first.exit_code > 0 else 128 - first.exit_code
     if outcome.failed:
         return 1
-    if strict and plan.config is not None and not roster.is_complete(marks, asked):
+    is_complete = roster.is_complete(marks, asked) and not roster.claims(outcome)
+    if plan.settings.strict and plan.config is not None and not is_complete:
         logger.error("--probe-strict: not every rank recorded, exit code %d", EXIT_NOT_RECORDED)
         return EXIT_NOT_RECORDED
     return 0

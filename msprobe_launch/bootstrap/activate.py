@@ -7,7 +7,7 @@ import os
 import sys
 
 from msprobe_launch.bootstrap.importing import FRAMEWORKS, FrameworkFinder
-from msprobe_launch.bootstrap.variables import CONFIG, PYTHONPATH_WAS_EMPTY
+from msprobe_launch.bootstrap.variables import ATTEMPT, CONFIG, HANG, OURS, PYTHONPATH_WAS_EMPTY, rank_source
 
 TYPE_CHECKING = False  # `typing` would cost every rank several milliseconds
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ class RankProcess:
         self.has_warned = False
         # The exception as text: the object would keep the frames of the script, and what they hold, alive.
         self.exception = ""
+        self.thread_exception = ""
+        self.answers_hang = False
         self.session: Session | None = None
 
     @property
@@ -53,6 +55,11 @@ class RankProcess:
         """An exception is about to end this process: keep it for the roster. Never raises."""
         if self.is_this_process and not _imports_would_hide(exception):
             self._guarded("keep_exception", exception)
+
+    def on_thread_exception(self, exception: BaseException) -> None:
+        """An exception has ended a thread of this process: keep the first for the roster. Never raises."""
+        if self.is_this_process and not self.thread_exception:
+            self._guarded("keep_thread_exception", exception)
 
     def on_exit(self) -> None:
         """Runs last of all exit functions, as it was registered first. Never raises."""
@@ -76,8 +83,12 @@ class RankProcess:
 def activate(site: str) -> None:
     """Make this process a rank-to-be. `site` is our folder on PYTHONPATH. May raise; sitecustomize is the guard."""
     environ = os.environ
-    config = environ.pop(CONFIG)
-    was_empty = environ.pop(PYTHONPATH_WAS_EMPTY, None) is not None
+    source = rank_source(environ)
+    if source is None:
+        raise RuntimeError("no variable numbers this process")
+    rank, world_size, local_rank = (environ.get(name, "") for name in source)
+    config, ours = environ[CONFIG], {name: environ.pop(name, None) for name in OURS}
+    was_empty = ours[PYTHONPATH_WAS_EMPTY] is not None
     pythonpath = users_pythonpath(environ.get("PYTHONPATH"), site, was_empty=was_empty)
     if pythonpath is None:
         environ.pop("PYTHONPATH", None)
@@ -85,11 +96,12 @@ def activate(site: str) -> None:
         environ["PYTHONPATH"] = pythonpath
     process = RankProcess(
         config,
-        rank=int(environ["RANK"]),
-        local_rank=int(environ.get("LOCAL_RANK", "0")),
-        world_size=int(environ.get("WORLD_SIZE", "1")),
-        attempt=int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        rank=int(rank),
+        local_rank=int(local_rank or "0"),
+        world_size=int(world_size or "1"),
+        attempt=int(ours[ATTEMPT] or environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
     )
+    process.answers_hang = ours[HANG] is not None
     atexit.register(process.on_exit)
     chain_excepthook(process.on_exception)
     FrameworkFinder(FRAMEWORKS, process.on_import).install()

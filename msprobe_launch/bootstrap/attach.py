@@ -11,6 +11,7 @@ import socket
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from msprobe_launch.bootstrap.activate import RankProcess
 from msprobe_launch.bootstrap.exceptions import describe
@@ -24,11 +25,13 @@ from msprobe_launch.records.roster import RankMark, load, save
 def attach(process: RankProcess, framework: str) -> None:
     """Claim the rank, then build its Session. What fails is said on stderr and in the roster; nothing is raised."""
     config = ProbeConfig.from_json(process.config)
+    _chain_thread_hook(process)
     mark = _blank(process, note=f"{framework} was imported, recording did not start")
     path = _path(process, config)
     owner = _claim(path, mark)
     if owner is not None:
-        _say(process, f"not recorded: process {owner.pid} already records this rank")
+        where = "" if owner.host == mark.host else f" on {owner.host}"
+        _say(process, f"not recorded: process {owner.pid}{where} already records this rank")
         return
     try:
         from msprobe_launch import adapters
@@ -59,6 +62,30 @@ def keep_exception(process: RankProcess, exception: BaseException) -> None:
         save(path, dataclasses.replace(mark, exception=process.exception))
 
 
+def keep_thread_exception(process: RankProcess, exception: BaseException) -> None:
+    """Put the exception that has ended a thread into the rank's mark. Raises OSError as the file system does."""
+    process.thread_exception = describe(exception)
+    path = _path(process, ProbeConfig.from_json(process.config))
+    mark = _read(path, process)
+    if mark is not None:
+        save(path, dataclasses.replace(mark, thread_exception=process.thread_exception))
+
+
+def _chain_thread_hook(process: RankProcess) -> None:
+    """Be told of exceptions that end threads, then tell whoever was to be told before us."""
+    threading: Any = sys.modules.get("threading")
+    if threading is None:
+        return  # the framework runs no threads of Python's
+    previous = threading.excepthook
+
+    def excepthook(arguments: Any) -> Any:
+        if arguments.exc_value is not None and not isinstance(arguments.exc_value, SystemExit):
+            process.on_thread_exception(arguments.exc_value)
+        return previous(arguments)
+
+    threading.excepthook = excepthook
+
+
 def leave(process: RankProcess, exception: BaseException | None) -> None:
     """Last words: a rank without a mark says why it has none, and an exception is in the mark whoever wrote it last."""
     path = _path(process, ProbeConfig.from_json(process.config))
@@ -68,9 +95,9 @@ def leave(process: RankProcess, exception: BaseException | None) -> None:
         if path.exists():
             return  # another process of this rank, which records
         mark = _blank(process, note=_why_unseen(process))
-    elif mark.exception == text:
+    elif (mark.exception, mark.thread_exception) == (text, process.thread_exception):
         return
-    save(path, dataclasses.replace(mark, exception=text))
+    save(path, dataclasses.replace(mark, exception=text, thread_exception=process.thread_exception))
 
 
 def _why_unseen(process: RankProcess) -> str:
@@ -121,8 +148,10 @@ def _claim(path: Path, mark: RankMark) -> RankMark | None:
         os.link(draft, path)
     except FileExistsError:
         there = load(path, RankMark)
-        if there.pid != mark.pid and there.host == mark.host and _alive(there.pid):
-            draft.unlink()
+        is_other = (there.pid, there.host) != (mark.pid, mark.host)
+        # Of a process on another host nobody here can say that it is gone.
+        if is_other and (there.host != mark.host or _alive(there.pid)):
+            os.replace(draft, path.with_name(f"{path.stem}.claim-{mark.host}-{mark.pid}.json"))
             return there
         os.replace(draft, path)
     except OSError:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from msprobe_launch.config import ProbeConfig
+from msprobe_launch.launch.settings import LaunchSettings
 from msprobe_launch.records.roster import Manifest
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ class LaunchPlan:
     config: ProbeConfig | None
     run_dir_is_default: bool
     manifest: Manifest
+    settings: LaunchSettings = field(default_factory=LaunchSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class RunOutcome:
 
     `workers` holds all attempts of this node, `run_dir` the directory in use (None with the probe off). `signal` is
     the number of the signal that told the launcher to stop; `failed` that the backend calls the job failed; `failure`
-    what else broke in the launcher itself.
+    what else broke in the launcher itself. `exit_code` is that of the command where another launcher ran the ranks.
     """
 
     run_dir: Path | None
@@ -64,6 +67,7 @@ class RunOutcome:
     signal: int | None = None
     failed: bool = False
     failure: Exception | None = None
+    exit_code: int | None = None
 
     @property
     def attempt(self) -> int:
@@ -73,7 +77,11 @@ class RunOutcome:
     @property
     def last(self) -> tuple[Worker, ...]:
         """The workers of the last attempt, ranks ascending."""
-        return tuple(sorted((w for w in self.workers if w.attempt == self.attempt), key=lambda w: w.rank))
+        return self.of(self.attempt)
+
+    def of(self, attempt: int) -> tuple[Worker, ...]:
+        """The workers of one attempt, ranks ascending."""
+        return tuple(sorted((w for w in self.workers if w.attempt == attempt), key=lambda w: w.rank))
 
 
 class Launcher(Protocol):
@@ -83,6 +91,9 @@ class Launcher(Protocol):
 
     def parser(self) -> argparse.ArgumentParser:
         """The backend's own parser: which options it has and which of them take values. May import a framework."""
+
+    def environment(self, plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
+        """What is added to the environment of what is started."""
 
     def launch(self, plan: LaunchPlan, supervision: Supervision) -> RunOutcome:
         """Start the plan, tell `supervision` of it, wait, leave nothing behind.

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import re
+import signal
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum
 from pathlib import Path
+from typing import TypeAlias
 
+from msprobe_launch.bootstrap import variables
 from msprobe_launch.config import NumberSet
 from msprobe_launch.errors import UnreadableInput
 from msprobe_launch.launch.base import LaunchPlan, RunOutcome, Worker
-from msprobe_launch.launch.text import rank_list, signal_name, spans
+from msprobe_launch.launch.memory import MemoryGroup
+from msprobe_launch.launch.text import rank_list, signal_name, size, spans
 from msprobe_launch.logs import get_logger
+from msprobe_launch.records.journal import last_name
 from msprobe_launch.records.layout import RunLayout
 from msprobe_launch.records.roster import RankMark, load, save
+
+Memory: TypeAlias = tuple[MemoryGroup, MemoryGroup]
 
 # What a rank says when another one is gone. Such a rank is a victim where any other reason is at hand.
 _PEER_IS_GONE = re.compile(
@@ -31,31 +41,54 @@ NO_MARK = (
     "or one in Python that starts another Python. Start the script's interpreter itself, or through a shell"
 )
 
+NO_MARK_OF_COMMAND = (
+    "no mark: its environment did not come from here (another host, a container, python -I or -E), or its run "
+    "directory is another one. What works everywhere: msprobe-launch install-pth in the training's environment"
+)
+_NOBODY = (
+    f"Either nothing numbers the processes ({', '.join(source[0] for source in variables.RANK_SOURCES)}; another one: "
+    "--probe-rank-variable NAME), or nothing of ours reached them (another host, a container, python -I or -E: "
+    "msprobe-launch install-pth)"
+)
+# How launchers are told to hand on PYTHONPATH and MSPROBE_RANK_CONFIG to other hosts.
+_FORWARDING = {
+    "srun": "leave --export=NONE out, or add PYTHONPATH,MSPROBE_RANK_CONFIG to --export",
+    "mpirun": "-x PYTHONPATH -x MSPROBE_RANK_CONFIG (Open MPI), -genvall (MPICH, Intel MPI)",
+    "mpiexec": "-x PYTHONPATH -x MSPROBE_RANK_CONFIG (Open MPI), -genvall (MPICH, Intel MPI)",
+    "deepspeed": "put MSPROBE_RANK_CONFIG into ~/.deepspeed_env on several hosts",
+    "docker": "docker run -e PYTHONPATH -e MSPROBE_RANK_CONFIG, with our package mounted at its path",
+}
+
 
 # -- completing the marks
 
 
-def complete(outcome: RunOutcome, plan: LaunchPlan) -> tuple[RankMark, ...]:
+def complete(outcome: RunOutcome, plan: LaunchPlan, memory: Memory | None = None) -> tuple[RankMark, ...]:
     """Add to each worker's mark how it ended; write one for a worker that left none. Marks of the last attempt.
+
+    `memory` is the launcher's control group before and after.
 
     The ranks are dead by now, so the marks have one writer. A roster that cannot be written is a warning.
     """
     if outcome.run_dir is None:
         return ()
-    last = []
-    for worker in outcome.workers:
-        path = RunLayout(outcome.run_dir, worker.attempt).roster_mark(worker.rank)
-        mark = _completed(path, worker, plan)
-        try:
-            save(path, mark)
-        except OSError as error:
-            get_logger().warning("%s cannot be written: %s", path, error)
-        if worker.attempt == outcome.attempt:
-            last.append(mark)
-    return tuple(sorted(last, key=lambda mark: mark.rank))
+    last: tuple[RankMark, ...] = ()
+    for attempt in sorted({worker.attempt for worker in outcome.workers}):
+        layout = RunLayout(outcome.run_dir, attempt)
+        workers = outcome.of(attempt)
+        last = tuple(_completed(layout, worker, plan, memory) for worker in workers)
+        last = _with_roles(last, workers)
+        for mark in last:
+            path = layout.roster_mark(mark.rank)
+            try:
+                save(path, mark)
+            except OSError as error:
+                get_logger().warning("%s cannot be written: %s", path, error)
+    return last
 
 
-def _completed(path: Path, worker: Worker, plan: LaunchPlan) -> RankMark:
+def _completed(layout: RunLayout, worker: Worker, plan: LaunchPlan, memory: Memory | None) -> RankMark:
+    path = layout.roster_mark(worker.rank)
     try:
         mark = load(path, RankMark)
     except UnreadableInput as error:
@@ -70,16 +103,51 @@ def _completed(path: Path, worker: Worker, plan: LaunchPlan) -> RankMark:
             recording=False,
             note=f"its mark cannot be read: {error.what}" if path.exists() else _why_unreached(worker, plan),
         )
+    if mark.attached and not mark.finished:
+        mark = _from_disk(mark, layout)
     return dataclasses.replace(
         mark,
         exit_code=worker.exit_code,
-        ended=_ended(worker),
+        ended=_ended(worker, mark),
         # A script may show an exception through sys.excepthook and go on; only one that ended the rank is its end.
         exception="" if worker.exit_code == 0 else mark.exception,
+        peak_memory=worker.peak_memory,
+        hint=_memory_hint(worker, memory),
     )
 
 
+def _from_disk(mark: RankMark, layout: RunLayout) -> RankMark:
+    """What a rank that was killed did not come to say: its last steps and its last op, from its files."""
+    since = max((*mark.steps, *mark.partial_steps), default=0)
+    steps, partial, last_op = set(mark.steps), set(mark.partial_steps), mark.last_op
+    for step in layout.steps():
+        folder = layout.rank_folder(step, mark.rank)
+        if step < since or not folder.path.is_dir():
+            continue
+        (steps if folder.is_finished else partial).add(step)
+        try:
+            last_op = last_name(folder.dump if folder.is_finished else folder.journal) or last_op
+        except (OSError, ValueError):
+            continue
+    partial -= steps
+    return dataclasses.replace(mark, steps=tuple(sorted(steps)), partial_steps=tuple(sorted(partial)), last_op=last_op)
+
+
+def _memory_hint(worker: Worker, memory: Memory | None) -> str:
+    """What speaks for the kernel's memory killer where a rank was ended by SIGKILL and not by us."""
+    if worker.exit_code != -signal.SIGKILL or worker.stopped or memory is None:
+        return ""
+    before, after = memory
+    held = f"it held {size(worker.peak_memory)} at most" if worker.peak_memory else "its memory is not known"
+    limit = "" if after.limit is None else f", the limit of this control group is {size(after.limit)}"
+    if before.kills is not None and after.kills is not None and after.kills > before.kills:
+        return f"the memory killer has ended {after.kills - before.kills} process(es) meanwhile: {held}{limit}"
+    return f"out of memory? {held}{limit}; the kernel's log would say so: dmesg | grep -i 'killed process'"
+
+
 def _why_unreached(worker: Worker, plan: LaunchPlan) -> str:
+    if plan.manifest.backend == "command":
+        return _why_unreached_by_command(plan)
     for at, token in enumerate(plan.target):
         if not _PYTHON.match(token.rpartition("/")[2]):
             continue
@@ -87,18 +155,27 @@ def _why_unreached(worker: Worker, plan: LaunchPlan) -> str:
             if not flag.startswith("-") or flag.startswith(("--", "-c", "-m")):
                 break
             if _ISOLATING.match(flag):
-                return f"no mark: {token} {flag} ignores PYTHONPATH, which brings the probe. Leave {flag} out"
+                remedy = f"Leave {flag} out, or: msprobe-launch install-pth"
+                return f"no mark: {token} {flag} ignores PYTHONPATH, which brings the probe. {remedy}"
     if worker.exit_code is not None and worker.exit_code < 0:
         return f"no mark: {_ended(worker)} before it imported a framework"
     return NO_MARK
 
 
-def _ended(worker: Worker) -> str:
-    """How a process ended, in words."""
+def _why_unreached_by_command(plan: LaunchPlan) -> str:
+    program = os.path.basename(plan.target[0])
+    remedy = _FORWARDING.get(program.rpartition(".")[0] or program, "")
+    return f"{NO_MARK_OF_COMMAND}{f'. {program}: {remedy}' if remedy else ''}"
+
+
+def _ended(worker: Worker, mark: RankMark | None = None) -> str:
+    """How a process ended, in words; of a process that another launcher started, as far as its mark tells."""
     if worker.stopped:
         return "stopped by launcher"
     if worker.exit_code is None:
-        return "unknown"
+        if mark is not None and mark.exception:
+            return "failed"
+        return "finished" if mark is not None and mark.finished else "ended without a farewell"
     if worker.exit_code == 0:
         return "finished"
     if worker.exit_code < 0:
@@ -109,23 +186,70 @@ def _ended(worker: Worker) -> str:
 # -- who failed first
 
 
+class Blame(IntEnum):
+    """What an end says about who began it, most telling first."""
+
+    SIGNAL = 0  # ended by a signal: it has had no time to be a victim
+    OWN = 1  # an exception or an exit code of its own
+    ABORT = 2  # SIGABRT: watchdogs of communication libraries abort victims too
+    PEER = 3  # it misses a peer
+
+
+_REASONS = {
+    Blame.SIGNAL: "ended by a signal, without a word about a lost peer",
+    Blame.OWN: "its failure is not about a lost peer",
+    Blame.ABORT: "it aborted, and no rank of this node failed before by itself",
+    Blame.PEER: "it lost a peer, and no rank of this node failed by itself",
+}
+
+
+def _blame(worker: Worker, mark: RankMark | None) -> Blame:
+    lines = mark.exception.splitlines() if mark is not None else []
+    if lines and _PEER_IS_GONE.search(lines[0]):
+        return Blame.PEER
+    if worker.exit_code == -signal.SIGABRT:
+        return Blame.ABORT
+    return Blame.SIGNAL if worker.exit_code is not None and worker.exit_code < 0 else Blame.OWN
+
+
 def culprit(outcome: RunOutcome, marks: Iterable[RankMark]) -> Worker | None:
     """The worker of the last attempt that failed by itself and first, or None.
 
-    Of several, one killed by a signal comes first (it has had no time to be a victim), then one with an exception of
-    its own, the earliest first, then those that miss a peer.
+    Of several with the same `Blame` the earliest exception counts, then the lower rank.
     """
-    by_rank = {mark.rank: mark for mark in marks}
+    return _first(outcome.last, {mark.rank: mark for mark in marks})
 
-    def order(worker: Worker) -> tuple[bool, bool, str, int]:
+
+def _first(workers: Iterable[Worker], by_rank: Mapping[int, RankMark]) -> Worker | None:
+    def order(worker: Worker) -> tuple[Blame, str, int]:
         mark = by_rank.get(worker.rank)
         lines = mark.exception.splitlines() if mark is not None else []
-        missing_peer = bool(lines) and _PEER_IS_GONE.search(lines[0]) is not None
-        killed = worker.exit_code is not None and worker.exit_code < 0
-        return missing_peer, not killed, _time_of(lines), worker.rank
+        return _blame(worker, mark), _time_of(lines), worker.rank
 
-    failed = [worker for worker in outcome.last if worker.exit_code and not worker.stopped]
+    def has_failed(worker: Worker) -> bool:
+        mark = by_rank.get(worker.rank)
+        return bool(worker.exit_code) or (worker.exit_code is None and mark is not None and bool(mark.exception))
+
+    failed = [worker for worker in workers if has_failed(worker) and not worker.stopped]
     return min(failed, key=order, default=None)
+
+
+def _with_roles(marks: Sequence[RankMark], workers: Sequence[Worker]) -> tuple[RankMark, ...]:
+    """Say of each failed rank whether it began it, and why we think so."""
+    by_rank = {mark.rank: mark for mark in marks}
+    first = _first(workers, by_rank)
+    if first is None:
+        return tuple(marks)
+    told = []
+    for worker, mark in zip(workers, marks, strict=True):
+        if worker is first:
+            mark = dataclasses.replace(mark, role="culprit", reason=_REASONS[_blame(worker, mark)])
+        elif (worker.exit_code or (worker.exit_code is None and mark.exception)) and not worker.stopped:
+            peer = _blame(worker, mark) is Blame.PEER
+            reason = "it lost a peer" if peer else f"it failed after rank {first.rank}, or with less to say for itself"
+            mark = dataclasses.replace(mark, role="victim", reason=reason)
+        told.append(mark)
+    return tuple(told)
 
 
 def _time_of(lines: Sequence[str]) -> str:
@@ -160,18 +284,44 @@ def recorded_lines(outcome: RunOutcome, marks: Sequence[RankMark], asked: Number
         lines.append(f"ERROR: nothing was recorded: {len(expected)} of {len(expected)} ranks are missing")
     elif marks:
         lines.append(f"ERROR: nothing was recorded: no rank of {spans(m.rank for m in marks)} is in {asked}")
+    elif outcome.exit_code is not None:
+        lines.append(f"ERROR: nothing was recorded: no process left a mark. {_NOBODY}")
     else:
         lines.append("ERROR: nothing was recorded: no worker was started")
     reasons: dict[str, list[int]] = {}
     for mark in missing:
         reasons.setdefault(mark.note or mark.ended, []).append(mark.rank)
     lines += [f"missing: {rank_list(sorted(ranks))}: {reason}" for reason, ranks in reasons.items()]
+    lines += _claim_lines(outcome, marks)
     lost: dict[str, int] = {}
     for mark in recorded:
         for reason, count in mark.lost.items():
             lost[reason] = lost.get(reason, 0) + count
     lines += [f"lost: {count:,} calls: {reason}" for reason, count in lost.items()]
     return lines
+
+
+def _claim_lines(outcome: RunOutcome, marks: Sequence[RankMark]) -> list[str]:
+    """Two processes with one rank's number: both are named, because nobody can say which is the right one."""
+    lines = []
+    owners = {mark.rank: mark for mark in marks}
+    for claim in claims(outcome):
+        owner = owners.get(claim.rank)
+        first = "another" if owner is None else f"process {owner.pid} on {owner.host} (recorded)"
+        second = f"process {claim.pid} on {claim.host} (not recorded)"
+        lines.append(f"rank {claim.rank} is claimed by two: {first} and {second}. Their launcher numbers both alike")
+    return lines
+
+
+def claims(outcome: RunOutcome) -> list[RankMark]:
+    """Marks of processes that came second to a rank of the last attempt."""
+    if outcome.run_dir is None:
+        return []
+    found = []
+    for path in RunLayout(outcome.run_dir, outcome.attempt).claims():
+        with contextlib.suppress(UnreadableInput):
+            found.append(load(path, RankMark))
+    return found
 
 
 def failure_lines(outcome: RunOutcome, marks: Sequence[RankMark], first: Worker) -> list[str]:
@@ -181,21 +331,51 @@ def failure_lines(outcome: RunOutcome, marks: Sequence[RankMark], first: Worker)
     groups: dict[str, list[int]] = {}
     for worker in outcome.last:
         if worker is not first and (worker.stopped or worker.exit_code):
-            groups.setdefault(_ended(worker), []).append(worker.rank)
+            mark = by_rank.get(worker.rank)
+            victim = f", a victim: {mark.reason}" if mark is not None and mark.role == "victim" else ""
+            groups.setdefault(f"{_ended(worker)}{victim}", []).append(worker.rank)
     lines += [f"{rank_list(sorted(ranks))}: {ended}" for ended, ranks in groups.items()]
+    lines += _early_lines(outcome, first)
     mark = by_rank.get(first.rank)
     step = ""
     if mark is not None and mark.partial_steps:
         step = f" in step {max(mark.partial_steps)}"
     elif mark is not None and mark.steps:
         step = f" after step {max(mark.steps)}"
+    if mark is not None and mark.last_op:
+        lines.append(f"rank {first.rank} recorded last: {mark.last_op}")
+    failed = "failed first"
+    if len(outcome.last) < first.world_size and _blame(first, mark) is Blame.PEER:
+        failed = "failed first on this node, for a lost peer: the first failure is another node's"
     host = socket.gethostname()
-    lines.append(f"rank {first.rank} on {host} failed first: {_ended(first)}{step} (pid {first.pid})")
-    if mark is not None and mark.exception:
-        what, *rest = mark.exception.splitlines()
-        lines.append(what)
-        lines += [f"  {line}" for line in rest[:1] if line.startswith("at ")]
+    lines.append(f"rank {first.rank} on {host} {failed}: {_ended(first)}{step} (pid {first.pid})")
+    if mark is None:
+        return lines
+    if mark.exception:
+        lines += _what_and_where(mark.exception)
+    elif mark.thread_exception:
+        what, *rest = _what_and_where(mark.thread_exception)
+        lines += [f"in a thread: {what}", *rest]
+    if mark.hint:
+        lines.append(mark.hint)
     return lines
+
+
+def _what_and_where(exception: str) -> list[str]:
+    what, *rest = exception.splitlines()
+    return [what, *(f"  {line}" for line in rest[:1] if line.startswith("at "))]
+
+
+def _early_lines(outcome: RunOutcome, first: Worker) -> list[str]:
+    """Ranks that had ended well before the failure: who waits for them waits for ever."""
+    early = [
+        worker.rank
+        for worker in outcome.last
+        if worker.exit_code == 0
+        and worker.ended_at is not None
+        and (first.ended_at is None or worker.ended_at < first.ended_at - 1)
+    ]
+    return [f"{rank_list(early)} had ended well before: did it do fewer steps than the others?"] if early else []
 
 
 def is_complete(marks: Sequence[RankMark], asked: NumberSet) -> bool:

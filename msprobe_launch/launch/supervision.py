@@ -88,13 +88,17 @@ class Supervision:
         self._told_early = set()
         self._watched = watched
 
-    def ended(self, workers: Sequence[Worker]) -> list[Worker]:
-        """The workers of one attempt have ended: what was seen of them is added. Their leftovers end now."""
+    def ended(self, workers: Sequence[Worker], *, whole_tree: bool = False) -> list[Worker]:
+        """The workers of one attempt have ended: what was seen of them is added. Their leftovers end now.
+
+        Leftovers are what is in the sessions of workers that did not end well, or with `whole_tree` everything.
+        """
         by_pid = {watched.worker.pid: watched for watched in self._watched}
         self._watched = []
         if any(worker.stopped or worker.exit_code for worker in workers):
             self._tree.look()
-            self._tree.end(LEFTOVER_GRACE_SECONDS, sessions={worker.pid for worker in workers})
+            sessions = None if whole_tree else {worker.pid for worker in workers}
+            self._tree.end(LEFTOVER_GRACE_SECONDS, sessions)
         return [
             dataclasses.replace(worker, peak_memory=by_pid[worker.pid].peak or None, ended_at=by_pid[worker.pid].ended)
             if worker.pid in by_pid
@@ -125,9 +129,9 @@ class Supervision:
             if watched.ended is None:
                 got = _deliver(watched.worker.pid, watched.start, number)
                 (reached if got else deaf).append(watched.worker.rank)
-        text = f"{signal_name(number)} passed on to {rank_list(sorted(reached)) if reached else 'nobody'}"
+        text = f"{signal_name(number)} passed on to {_names(reached) if reached else 'nobody'}"
         if deaf:
-            text += f"; {rank_list(sorted(deaf))} would not survive it (no handler)"
+            text += f"; {_names(deaf)} would not survive it (no handler)"
         self._said.put(text)
 
     # -- the thread
@@ -186,6 +190,10 @@ class Supervision:
     def _say(self) -> None:
         while not self._said.empty():
             self.event("signal", self._said.get())
+
+
+def _names(ranks: Sequence[int]) -> str:
+    return "the command" if ranks[0] < 0 else rank_list(sorted(ranks))
 
 
 def _runs(watched: _Watched) -> bool:

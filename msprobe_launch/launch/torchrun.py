@@ -12,10 +12,12 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msprobe_launch.bootstrap import variables
 from msprobe_launch.errors import ProbeError, UsageError
 from msprobe_launch.launch.base import LaunchPlan, RunOutcome, Worker
 from msprobe_launch.launch.injection import worker_environment
@@ -58,6 +60,13 @@ class TorchrunLauncher:
             )
         return args
 
+    def environment(self, plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
+        """What each rank's environment gets beside torchrun's own variables."""
+        if plan.config is None:
+            return {}
+        hang = {} if plan.settings.hang_timeout is None else {variables.HANG: "1"}
+        return {**worker_environment(plan.config, environ), **hang}
+
     def launch(self, plan: LaunchPlan, supervision: Supervision) -> RunOutcome:
         args = self.parse(plan)
         from torch.distributed import run as torchrun
@@ -71,7 +80,7 @@ class TorchrunLauncher:
             raise UsageError(f"torchrun's options: {error}") from error
         if max_nodes == 1:
             _check_ranks(plan, local_world_size)
-        run = _Run(plan, supervision, several_nodes=max_nodes > 1)
+        run = _Run(self, plan, supervision, several_nodes=max_nodes > 1)
         run.prepare(args)
         signal: int | None = None
         failed = False
@@ -95,12 +104,18 @@ class TorchrunLauncher:
 class _Run:
     """One launch as it goes: its run directory, and the workers of this node so far."""
 
-    def __init__(self, plan: LaunchPlan, supervision: Supervision, *, several_nodes: bool) -> None:
+    def __init__(
+        self, launcher: TorchrunLauncher, plan: LaunchPlan, supervision: Supervision, *, several_nodes: bool
+    ) -> None:
+        self._launcher = launcher
         self._plan = plan
         self._supervision = supervision
         self._config = plan.config
         self._several_nodes = several_nodes
         self._nnodes = "1"
+        self._started = ""
+        self._world_size: int | None = None
+        self.attempt: int | None = None
         self.workers: list[Worker] = []
         self.configured = False
 
@@ -138,37 +153,49 @@ class _Run:
         finally:
             torchrun.elastic_launch, api.LocalElasticAgent = launch, agent
 
-    def before_start(self, group: Any) -> None:
-        """The nodes have met and the ranks have numbers: sign the run directory, once."""
-        if self._config is None or self.workers:
-            return
+    def before_start(self, group: Any, restarts: int) -> None:
+        """The nodes have met and the ranks have numbers: agree on the attempt's number and sign the run directory."""
+        is_first = self.attempt is None
+        next_attempt = 0 if self.attempt is None else self.attempt + 1
+        self.attempt = next_attempt
         world_size = group.workers[0].world_size
-        _check_ranks(self._plan, world_size)
+        if self._config is None:
+            return
         manifest = dataclasses.replace(self._plan.manifest, world_size=world_size, nnodes=self._nnodes)
         if self._several_nodes:
-            proposal = json.dumps({"started": manifest.started, "run_dir": str(self._config.run_dir)})
-            agreed = json.loads(_first_proposal(group.store, proposal))
-            manifest = dataclasses.replace(manifest, started=agreed["started"])
-            if self._plan.run_dir_is_default:
-                self._config = dataclasses.replace(self._config, run_dir=Path(agreed["run_dir"]))
-        manifest = dataclasses.replace(manifest, config=self._config.as_dict())
-        sign(RunLayout(self._config.run_dir), manifest)
+            proposal = _Proposal(
+                next_attempt, self._started or manifest.started, str(self._config.run_dir), not is_first
+            )
+            agreed = _agree(group, restarts, proposal)
+            self.attempt, self._started = agreed.attempt, agreed.started
+            manifest = dataclasses.replace(manifest, started=agreed.started)
+            if self._plan.run_dir_is_default and is_first:
+                self._config = dataclasses.replace(self._config, run_dir=Path(agreed.run_dir))
+        if is_first:
+            _check_ranks(self._plan, world_size)
+            manifest = dataclasses.replace(manifest, config=self._config.as_dict())
+            sign(RunLayout(self._config.run_dir), manifest)
+            self._supervision.run_dir = self.run_dir
+        if self._world_size not in (None, world_size):
+            text = f"attempt {self.attempt}: the world has {world_size} ranks now, before it had {self._world_size}"
+            self._supervision.event("world size", text, (worker.global_rank for worker in group.workers))
+        self._world_size = world_size
 
     def environment(self) -> dict[str, str]:
         """What each worker's environment gets from us."""
-        return {} if self._config is None else worker_environment(self._config, os.environ)
+        plan = dataclasses.replace(self._plan, config=self._config)
+        added = self._launcher.environment(plan, os.environ)
+        return {**added, variables.ATTEMPT: str(self.attempt)} if added else {}
 
-    def started(self, group: Any, attempt: int, processes: Any, shutdown_timeout: float) -> None:
+    def started(self, group: Any, processes: Any, shutdown_timeout: float) -> None:
         """Note the workers of one attempt, and be told when torch ends them."""
-        # A change of membership starts the workers anew without a new attempt number.
-        self.workers = [worker for worker in self.workers if worker.attempt != attempt]
+        attempt = self.attempt or 0
         first = len(self.workers)
         pids = processes.pids()
         self.workers += [
             Worker(worker.global_rank, worker.local_rank, worker.world_size, attempt, pids[worker.local_rank])
             for worker in group.workers
         ]
-        self._supervision.run_dir = self.run_dir
         self._supervision.started(self.workers[first:])
         close, closing = processes.close, iter([True])
 
@@ -199,10 +226,9 @@ class _Run:
 def _watching_agent(agent: type, run: _Run) -> type:
     class WatchingAgent(agent):  # type: ignore[misc]  # torch's agent, known at run time only
         def _start_workers(self, worker_group: Any) -> Any:
-            run.before_start(worker_group)
+            run.before_start(worker_group, worker_group.spec.max_restarts - self._remaining_restarts)
             ids = super()._start_workers(worker_group)
-            attempt = worker_group.spec.max_restarts - self._remaining_restarts
-            run.started(worker_group, attempt, self._pcontext, getattr(self, "_shutdown_timeout", 30))
+            run.started(worker_group, self._pcontext, getattr(self, "_shutdown_timeout", 30))
             return ids
 
     return WatchingAgent
@@ -231,13 +257,32 @@ def _check_ranks(plan: LaunchPlan, world_size: int) -> None:
         raise UsageError(f"--probe-ranks {plan.config.ranks} picks none of the ranks 0-{world_size - 1}.")
 
 
-def _first_proposal(store: Any, proposal: str) -> str:
-    """What the first node to come here proposed. A store that cannot compare leaves each node with its own."""
+@dataclass(frozen=True, slots=True)
+class _Proposal:
+    """What one node brings to a rendezvous; `is_old` where it has been there before and has written already."""
+
+    attempt: int
+    started: str
+    run_dir: str
+    is_old: bool
+
+
+def _agree(group: Any, restarts: int, proposal: _Proposal) -> _Proposal:
+    """What all nodes of this rendezvous hold for true: the highest attempt, and the oldest node's run.
+
+    torch's attempt number does not change when nodes come and go, so ours is counted apart. Every node writes its
+    proposal and reads all. Where the store fails, each node goes by its own, and says so.
+    """
     try:
-        return bytes(store.compare_set(STORE_KEY, "", proposal)).decode()
-    except (RuntimeError, NotImplementedError) as error:
+        key = f"{STORE_KEY}/{restarts}"
+        group.store.set(f"{key}/{group.group_rank}", json.dumps(dataclasses.asdict(proposal)))
+        texts = [bytes(group.store.get(f"{key}/{node}")) for node in range(group.group_world_size)]
+        proposals = [_Proposal(**json.loads(text)) for text in texts]
+    except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
         get_logger().warning("the nodes cannot agree on a run directory: %s", error)
         return proposal
+    leader = next((one for one in proposals if one.is_old), proposals[0])
+    return dataclasses.replace(leader, attempt=max(one.attempt for one in proposals))
 
 
 def _lives(pid: int) -> bool:

@@ -45,6 +45,25 @@ def complete_text(text: str) -> tuple[str, int]:
     return text[:cut] + CLOSE, len(text) - cut - len(RECORD_END)
 
 
+def last_name(path: Path) -> str:
+    """Name of the last complete record of a journal or of a dump.json; empty where there is none. Raises OSError."""
+    with path.open("rb") as file:
+        end = file.seek(0, 2)
+        window = 1 << 16
+        while True:
+            start = max(0, end - window)
+            file.seek(start)
+            lines = file.read(end - start).split(b"\n")
+            # The first piece may be the tail of a line; the last one is not complete, or empty.
+            for line in reversed(lines[1:-1] if start else lines[:-1]):
+                if line.startswith(b' "') and line.endswith((b"},", b"}")):
+                    name, _ = json.JSONDecoder().raw_decode(line.decode("utf-8", "replace").strip())
+                    return str(name)
+            if not start:
+                return ""
+            window *= 16
+
+
 @dataclass(slots=True)
 class Context:
     """Stacks and parents of one step: what stack.json and construct.json say.

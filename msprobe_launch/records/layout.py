@@ -3,7 +3,7 @@
 RUN_DIR/
   manifest.json             one per run, by the first node
   events.jsonl              what the launchers noticed while the ranks ran
-  roster/rank<R>.json       one per rank
+  roster/rank<R>.json       one per rank; rank<R>.claim-<host>-<pid>.json of a second process of that number
   logs/                     per-rank stdout and stderr, as the backend lays them out
   step<N>/rank<R>/...       one folder per step and rank
   attempt<K>/               attempt K >= 1 of the launcher: the same roster, logs and steps once more
@@ -23,6 +23,7 @@ _RANK = re.compile(r"^rank(\d+)$")
 _PROC = re.compile(r"^proc(\d+)$")
 _ATTEMPT = re.compile(r"^attempt(\d+)$")
 _ROSTER = re.compile(r"^rank(\d+)\.json$")
+_CLAIM = re.compile(r"^rank(\d+)\.claim-.+\.json$")
 
 
 MAX_FILE_NAME = 255  # bytes, on every file system in use
@@ -167,6 +168,13 @@ class RunLayout:
     def rank_folders(self, step: int) -> list[RankFolder]:
         """Rank folders of one step, ranks ascending, folders without a rank last."""
         return rank_folders(self.step(step))
+
+    def claims(self) -> list[Path]:
+        """Marks of processes that came second to a rank, by name. They recorded nothing."""
+        try:
+            return sorted(path for path in self.roster.iterdir() if _CLAIM.match(path.name))
+        except OSError:
+            return []
 
     def roster_ranks(self) -> list[int]:
         """Ranks that have a roster mark, ascending."""

@@ -12,13 +12,18 @@ def _see_to_the_rank() -> None:
     site = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if entry != site]
     sys.path_importer_cache.pop(site, None)
-    # The launcher's configuration and a rank's number, or this is some other process on the way to a rank.
-    if "MSPROBE_RANK_CONFIG" not in os.environ or "RANK" not in os.environ:
+    # The launcher's configuration and something that may be a rank's number, or this is some other process.
+    could_number = ("RANK", "SLURM_PROCID", "MS_NODE_ID", "MSPROBE_RANK_FROM")
+    if "MSPROBE_RANK_CONFIG" not in os.environ or not any(name.endswith(could_number) for name in os.environ):
         return
     # Our package as the launcher runs it, also where this interpreter has none of its own.
     root = os.path.dirname(os.path.dirname(os.path.dirname(site)))
     sys.path.insert(0, root)
     try:
+        from msprobe_launch.bootstrap import variables
+
+        if variables.rank_source(os.environ) is None:
+            return
         from msprobe_launch.bootstrap import activate
     finally:
         sys.path.remove(root)
