@@ -16,6 +16,13 @@ from msprobe_launch.errors import ProbeError, UsageError
 
 FORMATS = ("csv", "xlsx", "parquet")
 
+MAPPINGS = {
+    "data": "which items belong together",
+    "cell": "which modules",
+    "api": "which APIs, and which of their inputs and outputs",
+    "layer": "what submodules are called, by class",
+}
+
 _EPILOG = """\
 DIR is a run directory of msprobe-launch, one of its step or rank folders, a
 rank's dump.json, or a folder of compare_result_rank<R>_<time>.csv or .xlsx
@@ -62,6 +69,15 @@ def parser() -> argparse.ArgumentParser:
         metavar="X",
         help="relative difference that counts as a finding, such as 0.001 or 0.1%% (default: by dtype)",
     )
+    made.add_argument(
+        "--fuzzy-match",
+        action="store_true",
+        help="also match calls of one API and shape whose numbers differ, by aligning their sequences",
+    )
+    for kind, what in MAPPINGS.items():
+        made.add_argument(
+            f"--{kind}-mapping", type=Path, metavar="FILE", help=f"{what} of the target and of the bench, as msprobe's"
+        )
     made.add_argument("--attempt", type=int, metavar="K", help="restart to read (default: the last)")
     made.add_argument("--steps", type=_numbers, default=frozenset(), metavar="LIST", help="such as 0,2,5-8")
     made.add_argument("--ranks", type=_numbers, default=frozenset(), metavar="LIST", help="such as 0,2,5-8")
@@ -97,7 +113,7 @@ def _run(options: argparse.Namespace) -> int:
     from concurrent.futures import Executor
     from datetime import datetime
 
-    from aggregator import merge_config, pipeline, pool
+    from aggregator import mapping, match, merge_config, pipeline, pool
     from aggregator.report import console, summary
     from aggregator.report.table import Format
 
@@ -108,6 +124,12 @@ def _run(options: argparse.Namespace) -> int:
         output=options.output,
         config=merge_config.load(options.config) if options.config else merge_config.MergeConfig(),
         tolerance=options.tolerance,
+        matching=match.Options(
+            fuzzy=options.fuzzy_match,
+            mappings=mapping.load(
+                options.data_mapping, options.cell_mapping, options.api_mapping, options.layer_mapping
+            ),
+        ),
         attempt=options.attempt,
         steps=options.steps,
         ranks=options.ranks,

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from aggregator import columns, divergence, match, metrics, read, sheet, stored, verdict
+from aggregator import columns, divergence, lonely, match, metrics, read, sheet, stored, verdict
 from aggregator.columns import BENCH_STATISTICS, DIFFERENCES, NPU_STATISTICS, RELATIVE_ERRORS, TEXT_SUFFIX, Mode
 from aggregator.model import RankComparison, RankFailure
 from msprobe_launch.errors import InputError
@@ -41,20 +41,24 @@ def compare_rank(
     time: str = "",
     formats: Sequence[str] = ("csv",),
     tolerance: float | None = None,
+    matching: match.Options = match.PLAIN,
 ) -> RankComparison | RankFailure:
     """Compare one rank and write its partition (a parquet file, see model.py; its folder is made).
 
     With `results` (a folder), `compare_result_rank<R>_<time>.<format>` is written there in each of `formats`; `time`
-    is `YYYYmmddHHMMSS`. `tolerance`, a ratio, replaces the tolerances of `divergence`.
+    is `YYYYmmddHHMMSS`. `tolerance`, a ratio, replaces the tolerances of `divergence`. `matching`: see `match`.
 
     Never raises because of its inputs or of a full disk: those are a RankFailure.
     """
     try:
-        found = _compared(target, bench, tolerance)
+        found = _compared(target, bench, tolerance, matching)
         partition.parent.mkdir(parents=True, exist_ok=True)
         _write_partition(found.table, partition)
         if results is not None:
             write_results(found.table, found.mode, results, rank, time, formats)
+            if found.matching.lonely:
+                which = "" if rank is None else f"rank{rank}_"
+                lonely.write(found.matching.lonely, results / f"unmatched_{which}{time}.csv")
     except InputError as error:
         return RankFailure(step, rank, target.path, str(error))
     except MemoryError:
@@ -122,11 +126,13 @@ class _Compared:
     notes: tuple[str, ...]
 
 
-def _compared(target_folder: RankFolder, bench_folder: RankFolder, tolerance: float | None) -> _Compared:
+def _compared(
+    target_folder: RankFolder, bench_folder: RankFolder, tolerance: float | None, options: match.Options
+) -> _Compared:
     target = _read_side("target", target_folder)
     bench = _read_side("bench", bench_folder)
     mode, notes = _mode(target, bench)
-    matching = match.match(target, bench)
+    matching = match.match(target, bench, options)
     values = _stored(target, bench, matching, target_folder, bench_folder) if mode is Mode.TENSOR else None
     table, differs = _table(target, bench, matching, mode, values)
     return _Compared(
@@ -193,6 +199,9 @@ def _unmatched_notes(target: RankDump, matching: match.Matching, table: pa.Table
             notes.append(f"{int(rows.sum())} of the target's {total} items {what}, from {first}")
     if matching.bench_only:
         notes.append(f"{len(matching.bench_only)} ops are in the bench only, from {matching.bench_only[0]}")
+    if matching.lonely:
+        first = matching.lonely[0].sentence()
+        notes.append(f"{len(matching.lonely)} ops without a counterpart are in unmatched_*.csv: {first}")
     return notes
 
 

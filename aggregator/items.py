@@ -87,6 +87,7 @@ class Columns:
         self.seen: set[str] = set()
         self.has_checksums = False
         self.unknown = 0
+        self.recomputed: set[str] = set()
         self._names: list[str] = []
         # Rows of one part of a record come in a row: (op, role, number of rows).
         self._runs = array("i")
@@ -117,6 +118,8 @@ class Columns:
             else:
                 self.unknown += 1
             return
+        if "is_recompute" in record and record["is_recompute"] is True:
+            self.recomputed.add(op)
         known = False
         for key in ("input_args", "input"):
             if key in record:
@@ -325,6 +328,7 @@ class Columns:
                 "name": pa.array(self.ops, pa.string()),
                 "parent": pa.array([parents.get(op) for op in self.ops], pa.string()),
                 "stack": pa.array([sharing.get(op, -1) for op in self.ops], pa.int32()),
+                "recompute": pa.array([op in self.recomputed for op in self.ops], pa.bool_()),
             }
         )
 

@@ -1,22 +1,26 @@
 """Which item of the bench stands opposite each item of the target.
 
 Rules run in order, each on what the ones before left open; a bench item is given away once, so the result is a partial
-injection. A new rule (mapping files, alignment of call numbers) is one more function of the type `Rule`.
+injection. First come the user's data mapping and `rename` (what says the same in other words), then names, then names
+without wrappers, then `align` (keywords, calls with other numbers).
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from msprobe_launch.errors import NothingUsable
+from aggregator import align, lonely, rename
+from aggregator.lonely import Lonely
+from aggregator.mapping import Mappings
+from msprobe_launch.errors import NothingUsable, near_miss
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -27,7 +31,7 @@ WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_
 """Attribute names under which DDP, torch.compile, FSDP and activation checkpointing keep the model they wrap."""
 
 # The look-ahead leaves the dot that follows to the next wrapper (`.module._orig_mod.`).
-_WRAPPER = re.compile(rf"\.(?:{'|'.join(WRAPPERS)})(?=\.)")
+WRAPPER = re.compile(rf"\.(?:{'|'.join(WRAPPERS)})(?=\.)")
 _MODULE = re.compile(r"^(?:Module|Cell)\.")
 
 _EXAMPLES = 3
@@ -44,40 +48,123 @@ class Matching:
     bench_row: npt.NDArray[np.int64]
     bench_only: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    lonely: tuple[Lonely, ...] = ()
 
 
-def match(target: RankDump, bench: RankDump) -> Matching:
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to match beyond names: `fuzzy` aligns calls whose numbers differ; `mappings` are the user's files."""
+
+    fuzzy: bool = False
+    mappings: Mappings = field(default_factory=Mappings)
+
+
+PLAIN = Options()
+
+
+def match(target: RankDump, bench: RankDump, options: Options = PLAIN) -> Matching:
     """Match two dumps of one rank.
 
     Raises NothingUsable, with names from both sides, where no item of the target has a counterpart.
     """
-
-    names, bench_names = target.items["name"].combine_chunks(), bench.items["name"].combine_chunks()
-    for side, count in (("target", len(names)), ("bench", len(bench_names))):
+    own_names, own_bench_names = target.items["name"].combine_chunks(), bench.items["name"].combine_chunks()
+    for side, count in (("target", len(own_names)), ("bench", len(own_bench_names))):
         if not count:
             raise NothingUsable(f"the {side}'s dump holds no items; there is nothing to compare")
-    bench_row = np.full(len(names), -1, np.int64)
-    taken = np.zeros(len(bench_names), bool)
-    matched_by: dict[str, int] = {}
+    found = _Places(len(own_names), len(own_bench_names))
+    notes: list[str] = []
+    if options.mappings.data:
+        found.take(_by_data(own_names, own_bench_names, options.mappings.data, notes))
+    other = rename.renamed(target, bench, options.mappings)
+    if other is None:
+        names, bench_names = own_names, own_bench_names
+        op_names: Sequence[str | None] = ()
+        bench_op_names: Sequence[str | None] = ()
+    else:
+        (names, op_names), (bench_names, bench_op_names) = ((side.items, side.ops) for side in other[:2])
+        notes += other[2]
     for label, rule in RULES.items():
-        open_rows, free_rows = np.flatnonzero(bench_row < 0), np.flatnonzero(~taken)
-        if not len(open_rows) or not len(free_rows):
+        places = found.open()
+        if places is None:
             break
-        found = rule(names.take(pa.array(open_rows)), bench_names.take(pa.array(free_rows)))
-        hits = found >= 0
-        bench_row[open_rows[hits]] = free_rows[found[hits]]
-        taken[free_rows[found[hits]]] = True
-        matched_by[label] = int(hits.sum())
-    if not taken.any():
+        open_rows, free_rows = places
+        hits = found.take(rule(names.take(pa.array(open_rows)), bench_names.take(pa.array(free_rows))), places)
+        if hits and label == WITHOUT_WRAPPERS:
+            notes.append(f"{hits} items matched only after wrapper prefixes ({', '.join(WRAPPERS)}) were left out")
+    if found.open() is not None:
+        sides = (
+            align.Side(target, op_names or target.ops["name"].to_pylist(), WRAPPER),
+            align.Side(bench, bench_op_names or bench.ops["name"].to_pylist(), WRAPPER),
+        )
+        if hits := align.arguments(*sides, found.bench_row):
+            notes.append(f"{hits} inputs are positional on one side and keywords on the other")
+        if options.fuzzy and (hits := align.calls(*sides, found.bench_row)):
+            notes.append(f"{hits} items matched by the order of their calls (--fuzzy-match)")
+        found.refresh()
+    if not found.taken.any():
         raise NothingUsable(
             f"none of the target's {len(names)} items has a counterpart among the bench's {len(bench_names)}: "
             f"the target has {_examples(target)}, the bench has {_examples(bench)}",
             hint="Are these two runs of one model, at one level (L0, L1, mix)?",
         )
-    notes = []
-    if wrapped := matched_by.get(WITHOUT_WRAPPERS):
-        notes.append(f"{wrapped} items matched only after wrapper prefixes ({', '.join(WRAPPERS)}) were left out")
-    return Matching(bench_row, _bench_only(target, bench, taken), tuple(notes))
+    return Matching(
+        found.bench_row,
+        _bench_only(target, bench, found.taken),
+        tuple(notes),
+        lonely.find(target, bench, found.bench_row),
+    )
+
+
+class _Places:
+    """Which bench row each target row has, and which bench rows are taken."""
+
+    def __init__(self, height: int, bench_height: int) -> None:
+        self.bench_row = np.full(height, -1, np.int64)
+        self.taken = np.zeros(bench_height, bool)
+
+    def open(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+        """(open target rows, free bench rows), None where there is nothing left to match."""
+        rows, free = np.flatnonzero(self.bench_row < 0), np.flatnonzero(~self.taken)
+        return (rows, free) if len(rows) and len(free) else None
+
+    def take(
+        self,
+        found: npt.NDArray[np.int64],
+        places: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None,
+    ) -> int:
+        """Keep what a rule found among `places` (None: all rows); how many rows."""
+        rows, free = places or (np.arange(len(self.bench_row)), np.arange(len(self.taken)))
+        hits = found >= 0
+        self.bench_row[rows[hits]] = free[found[hits]]
+        self.taken[free[found[hits]]] = True
+        return int(hits.sum())
+
+    def refresh(self) -> None:
+        self.taken[self.bench_row[self.bench_row >= 0]] = True
+
+
+def _by_data(
+    names: pa.Array, bench_names: pa.Array, mapping: Mapping[str, str], notes: list[str]
+) -> npt.NDArray[np.int64]:
+    """Items that the user's file puts opposite each other. Names that neither dump has are said."""
+    spelled = {
+        left.replace(".kwargs.", ".input."): right.replace(".kwargs.", ".input.") for left, right in mapping.items()
+    }
+    wanted = pa.array([spelled.get(name) for name in names.to_pylist()], pa.string())
+    found = _by_key(wanted, pa.array(_once(bench_names.to_pylist()), pa.string()))
+    known = set(names.to_pylist())
+    lost = [left for left in spelled if left not in known]
+    here = set(bench_names.to_pylist())
+    lost += [right for right in spelled.values() if right not in here]
+    if lost:
+        near = near_miss(lost[0], sorted(known | here))
+        notes.append(f"data mapping: {len(lost)} names are in no dump, from '{lost[0]}'{near}")
+    return found
+
+
+def _once(names: Sequence[str]) -> list[str | None]:
+    times = Counter(names)
+    return [name if times[name] == 1 else None for name in names]
 
 
 # -- rules
@@ -114,7 +201,7 @@ def _numbered(names: pa.Array) -> pa.Array:
     seen: Counter[str] = Counter()
     out = []
     for name in names.to_pylist():
-        out.append(f"{name}\0{seen[name]}" if seen[name] else name)
+        out.append(f"{name}\0{seen[name]}" if name is not None and seen[name] else name)
         seen[name] += 1
     return pa.array(out, pa.string())
 
@@ -122,7 +209,7 @@ def _numbered(names: pa.Array) -> pa.Array:
 def _unwrapped(names: pa.Array) -> pa.Array:
     """Module names without wrappers; null for other names and where two names become one."""
 
-    keys = [_WRAPPER.sub("", name) if _MODULE.match(name) else None for name in names.to_pylist()]
+    keys = [WRAPPER.sub("", name) if name is not None and _MODULE.match(name) else None for name in names.to_pylist()]
     times = Counter(keys)
     return pa.array([key if times[key] == 1 else None for key in keys], pa.string())
 

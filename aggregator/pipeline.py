@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from aggregator import alone, compare, divergence, merge, merge_config, pool, results, sources
+from aggregator import alone, compare, divergence, match, merge, merge_config, pool, results, sources
 from aggregator.alone import RankStatistics
 from aggregator.analyse import attendance, opsets, overall, replicas
 from aggregator.analyse.attendance import MissingRank, RankNote
@@ -42,6 +42,7 @@ class Request:
     output: Path | None = None
     config: MergeConfig = field(default_factory=MergeConfig)
     tolerance: float | None = None
+    matching: match.Options = match.PLAIN
     attempt: int | None = None
     steps: frozenset[int] = frozenset()
     ranks: frozenset[int] = frozenset()
@@ -129,6 +130,7 @@ def _from_pairs(request: Request, run: Run, bench: Run, bench_paths: tuple[Path,
             time=request.time,
             formats=(kind,),
             tolerance=request.tolerance,
+            matching=request.matching,
         )
         for pair in pairs
     ]

@@ -51,7 +51,8 @@ class RankDump:
         value           string, dictionary-encoded; what a value holds beyond its cells (slice bounds, a peer), or null
         data_name       string       name of the file with the tensor's values (task tensor), or null
 
-    `ops`: name (string), parent (string, null where unknown), stack (int32 into `stacks`, -1 for none).
+    `ops`: name (string), parent (string, null where unknown), stack (int32 into `stacks`, -1 for none), recompute
+    (bool: a call that activation checkpointing ran again).
     `dropped` is the number of bytes after the last whole record of an unfinished journal.
     """
 

@@ -99,6 +99,8 @@ def test_what_is_left_on_both_sides_is_named(compare_ops, make_value, make_call)
     assert found.result.notes == (
         "1 of the target's 2 items have no counterpart, from Torch.b.0.forward.input.0",
         "1 ops are in the bench only, from Torch.c.0.forward",
+        "2 ops without a counterpart are in unmatched_*.csv: Torch.b.0.forward is in the target only: "
+        "the other side never calls Torch.b",
     )
 
 

@@ -1,0 +1,227 @@
+"""Items that names alone do not match: keywords against positional inputs, and calls whose numbers differ.
+
+Everything here is symmetric (the two sides can be swapped) and works on one API or module at a time, calls in the
+order of their numbers, so that the order of the records in a file does not matter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aggregator.items import ROLES
+from msprobe_launch.records.names import ItemName, OpName, Phase, Role
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from aggregator.read import RankDump
+
+MOST_CELLS = 4_000_000
+"""Largest table of an alignment, 2,000 calls of one API on each side; above it call numbers are all there is."""
+
+NEAR = 0.05  # norms that are this close, as a ratio, speak for two calls being one
+
+_INPUT = ROLES.index(Role.INPUT)
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """What is looked at of one row."""
+
+    row: int
+    role: int
+    path: str
+    dtype: str
+    shape: str
+    shown: Any
+    norm: float
+
+
+class Side:
+    """One dump, read op by op where something is open. `op_names` are the names to match ops by, None for none."""
+
+    def __init__(self, dump: RankDump, op_names: Sequence[str | None], wrapper: re.Pattern[str]) -> None:
+        self.dump = dump
+        self.op_of_row: npt.NDArray[np.int64] = dump.items["op"].to_numpy().astype(np.int64)
+        self.names = [name if name is None else wrapper.sub("", name) for name in op_names]
+        self._table = dump.items
+        self._bounds: dict[int, list[int]] | None = None
+
+    def rows(self, op: int) -> list[int]:
+        """Rows of an op."""
+        if self._bounds is None:
+            self._bounds = defaultdict(list)
+            for row, place in enumerate(self.op_of_row.tolist()):
+                self._bounds[place].append(row)
+        return self._bounds.get(op, [])
+
+    def items(self, rows: Sequence[int]) -> list[_Item]:
+        """The rows as objects: for the few that are open."""
+        part = self._table.select(["name", "role", "dtype", "shape", "max", "max:text", "norm"]).take(list(rows))
+        out = []
+        for row, (name, role, dtype, shape, high, text, norm) in zip(
+            rows, zip(*(column.to_pylist() for column in part.columns), strict=True), strict=True
+        ):
+            try:
+                path = ItemName.parse(name).path
+            except ValueError:
+                path = name
+            shown = text if high is None else high
+            out.append(_Item(row, role, path, dtype, shape, shown, norm if norm is not None else np.nan))
+        return out
+
+
+# -- positional against keyword
+
+
+def arguments(target: Side, bench: Side, bench_row: npt.NDArray[np.int64]) -> int:
+    """Match inputs of one call that only one side recorded as a keyword; how many were matched.
+
+    Inputs of one type and shape belong together; where several have these, those with one value do, and then their
+    order decides.
+    """
+    taken = np.zeros(len(bench.op_of_row), bool)
+    taken[bench_row[bench_row >= 0]] = True
+    open_ops = np.unique(target.op_of_row[bench_row < 0])
+    free_ops = set(np.unique(bench.op_of_row[~taken]).tolist())
+    places = {name: place for place, name in enumerate(bench.names) if name is not None and place in free_ops}
+    count = 0
+    for op in open_ops.tolist():
+        name = target.names[op]
+        other = places.get(name) if name is not None else None
+        if other is None:
+            continue
+        mine = [item for item in target.items([r for r in target.rows(op) if bench_row[r] < 0]) if item.role == _INPUT]
+        theirs = [item for item in bench.items([r for r in bench.rows(other) if not taken[r]]) if item.role == _INPUT]
+        for a, b in _same_arguments(mine, theirs):
+            bench_row[a.row] = b.row
+            taken[b.row] = True
+            count += 1
+    return count
+
+
+def _same_arguments(mine: list[_Item], theirs: list[_Item]) -> list[tuple[_Item, _Item]]:
+    out: list[tuple[_Item, _Item]] = []
+    for looks in (lambda i: (i.dtype, i.shape, str(i.shown)), lambda i: (i.dtype, i.shape)):
+        done = {id(part) for pair in out for part in pair}
+        groups: dict[Any, tuple[list[_Item], list[_Item]]] = defaultdict(lambda: ([], []))
+        for side, items in enumerate((mine, theirs)):
+            for item in items:
+                if id(item) not in done:
+                    groups[looks(item)][side].append(item)
+        for a, b in groups.values():
+            keywords, positional = (
+                [[i for i in side if not _place(i)] for side in (a, b)],
+                [[i for i in side if _place(i)] for side in (a, b)],
+            )
+            if len(keywords[0]) == len(positional[1]):
+                out += zip(keywords[0], positional[1], strict=True)
+            if len(positional[0]) == len(keywords[1]):
+                out += zip(positional[0], keywords[1], strict=True)
+    return out
+
+
+def _place(item: _Item) -> bool:
+    return item.path.partition(".")[0].isdigit()
+
+
+# -- calls with other numbers
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call with open items: its number, what its items look like, and their norms."""
+
+    op: int
+    number: int
+    looks: tuple[tuple[int, str, str, str], ...]
+    norms: tuple[float, ...]
+    items: tuple[_Item, ...]
+
+
+def calls(target: Side, bench: Side, bench_row: npt.NDArray[np.int64]) -> int:
+    """Align the open calls of every API and module; how many items were matched.
+
+    Two calls may be one where the roles, paths, dtypes and shapes of their items agree. Of all alignments that keep
+    the order, the one with most calls is taken, and among these the one whose norms agree best.
+    """
+    taken = np.zeros(len(bench.op_of_row), bool)
+    taken[bench_row[bench_row >= 0]] = True
+    mine = _grouped(target, bench_row >= 0)
+    theirs = _grouped(bench, taken)
+    count = 0
+    for key, own in mine.items():
+        for a, b in _aligned(own, theirs.get(key, [])):
+            for x, y in zip(a.items, b.items, strict=True):
+                bench_row[x.row] = y.row
+                count += 1
+    return count
+
+
+def _grouped(side: Side, done: npt.NDArray[np.bool_]) -> dict[tuple[str, Phase], list[_Call]]:
+    """Calls none of whose items is matched, by API or module and direction, in the order of their numbers."""
+    out: dict[tuple[str, Phase], list[_Call]] = defaultdict(list)
+    some = np.zeros(len(side.names), bool)
+    some[side.op_of_row[done]] = True
+    for op in np.unique(side.op_of_row[~done]).tolist():
+        name = side.names[op]
+        if name is None or some[op]:
+            continue
+        try:
+            parsed = OpName.parse(name)
+        except ValueError:
+            continue
+        items = side.items(side.rows(op))
+        looks = tuple((item.role, item.path, item.dtype, item.shape) for item in items)
+        call = _Call(op, parsed.call or 0, looks, tuple(item.norm for item in items), tuple(items))
+        out[parsed.stem, parsed.phase].append(call)
+    for found in out.values():
+        found.sort(key=lambda call: call.number)
+    return out
+
+
+def _aligned(a: list[_Call], b: list[_Call]) -> list[tuple[_Call, _Call]]:
+    """The best alignment, the same with sides swapped: they are put in an order of their own first."""
+    if not a or not b or len(a) * len(b) > MOST_CELLS:
+        return []
+    if _order(b) < _order(a):
+        return [(x, y) for y, x in _aligned(b, a)]
+    kinds: dict[Any, int] = {}
+    codes = [np.array([kinds.setdefault(call.looks, len(kinds)) for call in side]) for side in (a, b)]
+    # A call more counts more than all norms together could.
+    bonus = 1.0 / (4 * min(len(a), len(b)))
+    score = np.zeros((len(a) + 1, len(b) + 1))
+    for i, call in enumerate(a, 1):
+        gain = np.where(codes[1] == codes[0][i - 1], 1.0, -1.0)
+        for j in np.flatnonzero(gain > 0).tolist():
+            gain[j] += bonus * _alike(call.norms, b[j].norms)
+        # Best of the row above, and of taking the pair; then the best so far along the row.
+        here = np.maximum(score[i - 1, 1:], score[i - 1, :-1] + np.maximum(gain, 0.0))
+        score[i, 1:] = np.maximum.accumulate(here)
+    pairs = []
+    i, j = len(a), len(b)
+    while i and j:
+        if score[i, j] == score[i - 1, j]:
+            i -= 1
+        elif score[i, j] == score[i, j - 1]:
+            j -= 1
+        else:
+            i, j = i - 1, j - 1
+            pairs.append((a[i], b[j]))
+    return pairs[::-1]
+
+
+def _order(side: list[_Call]) -> Any:
+    return [(call.looks, tuple(map(repr, call.norms)), call.number) for call in side]
+
+
+def _alike(norms: tuple[float, ...], others: tuple[float, ...]) -> float:
+    """Share of the items whose norms are near each other."""
+    near = [abs(x - y) <= NEAR * max(abs(x), abs(y)) for x, y in zip(norms, others, strict=True) if x == x and y == y]
+    return sum(near) / len(near) if near else 0.0

@@ -1,0 +1,350 @@
+"""The names that two dumps are matched by, where their own names say the same in other words.
+
+    recomputed calls     activation checkpointing runs calls again, which shifts the numbers of all later ones: they
+                         are left out, and the others are numbered as if they had not been
+    one API, other ways  `x + y`, `x.add(y)` and `torch.add(x, y)` are one API: where the two sides use other mixtures
+                         of them, calls are matched by the order in which they ran
+    MindSpore            cells are modules, known by their path (classes have other names), parameters have PyTorch's
+                         names
+    mapping files        see `mapping`
+
+Where none of this applies (nearly always), names are used as they are and nothing here costs anything.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from aggregator.mapping import TOP_LAYER, ApiPair, Mappings
+from msprobe_launch.records.names import ItemName, OpName, Phase, Role
+
+if TYPE_CHECKING:
+    from aggregator.read import RankDump
+
+API_PREFIXES = frozenset({"Torch", "Tensor", "Functional", "Mint", "MintFunctional"})
+"""Ways to call one function: of the library, as a method, of its functional module."""
+
+OPERATORS = {
+    "__add__": "add",
+    "__iadd__": "add_",
+    "__sub__": "sub",
+    "__isub__": "sub_",
+    "__mul__": "mul",
+    "__imul__": "mul_",
+    "__truediv__": "div",
+    "__itruediv__": "div_",
+    "true_divide": "div",
+    "__floordiv__": "floor_divide",
+    "__mod__": "remainder",
+    "__pow__": "pow",
+    "__matmul__": "matmul",
+    "__neg__": "neg",
+    "__abs__": "abs",
+    "__eq__": "eq",
+    "__ne__": "ne",
+    "__lt__": "lt",
+    "__le__": "le",
+    "__gt__": "gt",
+    "__ge__": "ge",
+    "__and__": "bitwise_and",
+    "__or__": "bitwise_or",
+    "__xor__": "bitwise_xor",
+    "__invert__": "bitwise_not",
+}
+"""Operators whose operands stand in the order of the function's. (`__radd__` and its kin swap them.)"""
+
+MINDSPORE_APIS = {
+    "dense": "linear",
+    "concat": "cat",
+    "expand_dims": "unsqueeze",
+    "tile": "repeat",
+    "reduce_sum": "sum",
+    "reduce_mean": "mean",
+    "reduce_max": "amax",
+    "reduce_min": "amin",
+    "batch_matmul": "bmm",
+    "cross_entropy_loss": "cross_entropy",
+}
+
+MINDSPORE_PARAMETERS = {
+    "gamma": "weight",
+    "beta": "bias",
+    "embedding_table": "weight",
+    "moving_mean": "running_mean",
+    "moving_variance": "running_var",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """Names to match by: of the items, and of the ops. Null: the item or op is not to be matched."""
+
+    items: pa.Array
+    ops: tuple[str | None, ...]
+
+
+def renamed(target: RankDump, bench: RankDump, mappings: Mappings) -> tuple[Renamed, Renamed, tuple[str, ...]] | None:
+    """Both sides' names and notes on what was done; None where the names can be used as they are."""
+    mindspore = [side.framework == "mindspore" for side in (target, bench)]
+    across = mindspore[0] != mindspore[1]
+    recompute = [any(side.ops["recompute"].to_pylist()) for side in (target, bench)]
+    sides = [_Side(dump) for dump in (target, bench)] if across or any(recompute) or mappings else []
+    notes = []
+    if not sides:
+        if not _spelled_otherwise(target, bench):
+            return None
+        sides = [_Side(target), _Side(bench)]
+    if any(recompute) and _recomputed(target) != _recomputed(bench):
+        left_out = [side.without_recomputed() for side in sides]
+        notes.append(
+            f"recomputed calls (activation checkpointing) were left out: {left_out[0]} ops of the target, "
+            f"{left_out[1]} of the bench"
+        )
+    if across:
+        for side, is_mindspore in zip(sides, mindspore, strict=True):
+            side.across_frameworks(is_mindspore)
+        notes.append("MindSpore against PyTorch: modules matched by their path, parameters by PyTorch's names")
+    if mappings:
+        left, right, given = (*sides, mappings)
+        if across and mindspore[1]:
+            # msprobe's files have MindSpore on the left.
+            left, right = sides[1], sides[0]
+        left.by_cell(given.cell)
+        left.by_layer(given.layer)
+        left.by_api(given.api, is_left=True)
+        right.by_api(given.api, is_left=False)
+    count = _one_way_of_calling(*sides)
+    if count:
+        notes.append(f"{count} APIs are called in other ways (`x + y`, `torch.add`): their calls matched in order")
+    return sides[0].names(), sides[1].names(), tuple(notes)
+
+
+def _recomputed(dump: RankDump) -> frozenset[str]:
+    flags = dump.ops["recompute"].to_pylist()
+    return frozenset(name for name, flag in zip(dump.ops["name"].to_pylist(), flags, strict=True) if flag)
+
+
+def _spelled_otherwise(target: RankDump, bench: RankDump) -> bool:
+    """True where a function is called in other ways by the two sides: a look that costs little."""
+    stems: list[set[str]] = []
+    for dump in (target, bench):
+        bare = pc.replace_substring_regex(dump.ops["name"], r"\.\d+\.(forward|backward)$", "")
+        stems.append({stem for stem in pc.unique(bare).to_pylist() if stem.partition(".")[0] in API_PREFIXES})
+    if stems[0] == stems[1]:
+        return False
+    functions = [{_function(stem) for stem in stems[i] - stems[1 - i]} for i in (0, 1)]
+    everything = [{_function(stem) for stem in side} for side in stems]
+    return bool((functions[0] & everything[1]) | (functions[1] & everything[0]))
+
+
+def _function(stem: str) -> str:
+    api = stem.partition(".")[2]
+    return OPERATORS.get(api, api)
+
+
+class _Side:
+    """One side's ops with the names they are to be matched by, changed step by step."""
+
+    def __init__(self, dump: RankDump) -> None:
+        self.dump = dump
+        self.texts: list[str] = dump.ops["name"].to_pylist()
+        self.ops: list[OpName | None] = [_parsed(text) for text in self.texts]
+        self.left_out: set[int] = set()
+        # (position, role) -> {path's first part: the one to match by}, None: not to be matched.
+        self.paths: dict[tuple[int, Role], dict[str, str | None]] = {}
+        self.parameters: Mapping[str, str] = {}
+
+    # -- recomputed calls
+
+    def without_recomputed(self) -> int:
+        """Leave recomputed calls out and number the others anew; how many ops were left out."""
+        flags = self.dump.ops["recompute"].to_pylist()
+        parents = self.dump.ops["parent"].to_pylist()
+        numbers: Counter[str] = Counter()
+        new: dict[tuple[str, int | None], int] = {}
+        originals: dict[tuple[str, str], list[int]] = defaultdict(list)
+        again: Counter[tuple[str, str]] = Counter()
+        for place, op in enumerate(self.ops):
+            if op is None or op.phase is not Phase.FORWARD:
+                continue
+            group = op.stem, _stem_of(parents[place])
+            if flags[place]:
+                # Backward of a recomputed call is that of the call it repeats.
+                calls, number = originals[group], again[group]
+                again[group] += 1
+                if calls:
+                    new[op.stem, op.call] = calls[number % len(calls)]
+                self.left_out.add(place)
+                continue
+            new[op.stem, op.call] = numbers[op.stem]
+            originals[group].append(numbers[op.stem])
+            numbers[op.stem] += 1
+        for place, op in enumerate(self.ops):
+            if op is None or place in self.left_out:
+                continue
+            if op.phase is Phase.BACKWARD and flags[place] and (op.stem, op.call) not in new:
+                self.left_out.add(place)
+            elif op.phase in (Phase.FORWARD, Phase.BACKWARD) and (op.stem, op.call) in new:
+                self.ops[place] = replace(op, call=new[op.stem, op.call])
+        return len(self.left_out)
+
+    # -- frameworks and mapping files
+
+    def across_frameworks(self, is_mindspore: bool) -> None:
+        """Modules without their class; MindSpore's names as PyTorch's."""
+        for place, op in enumerate(self.ops):
+            if op is None:
+                continue
+            if op.is_module:
+                self.ops[place] = replace(op, prefix="Module", class_name="")
+            elif is_mindspore:
+                prefix = {"Mint": "Torch", "MintFunctional": "Functional"}.get(op.prefix, op.prefix)
+                self.ops[place] = replace(op, prefix=prefix, name=MINDSPORE_APIS.get(op.name, op.name))
+        if is_mindspore:
+            self.parameters = MINDSPORE_PARAMETERS
+
+    def by_cell(self, mapping: Mapping[str, str]) -> None:
+        if not mapping:
+            return
+        for place, (op, text) in enumerate(zip(self.ops, self.texts, strict=True)):
+            own = _parsed(text)
+            if op is None or own is None or not own.is_module:
+                continue
+            other = mapping.get(f"{own.name}.{own.class_name}")
+            if other is not None:
+                name, _, kind = other.rpartition(".")
+                self.ops[place] = replace(op, prefix="Module", name=name, class_name=kind if op.class_name else "")
+
+    def by_layer(self, mapping: Mapping[str, Mapping[str, str]]) -> None:
+        """Names inside modules, by the class of the module that holds them."""
+        if not mapping:
+            return
+        kinds: dict[str, str] = {}
+        for text in self.texts:
+            own = _parsed(text)
+            if own is not None and own.is_module and own.class_name:
+                kinds[own.name] = own.class_name
+        for place, op in enumerate(self.ops):
+            if op is not None and op.is_module:
+                self.ops[place] = replace(op, name=_by_layer(op.name, kinds, mapping))
+
+    def by_api(self, pairs: Sequence[ApiPair], *, is_left: bool) -> None:
+        known = {pair.left if is_left else pair.right: pair for pair in pairs}
+        for place, (op, text) in enumerate(zip(self.ops, self.texts, strict=True)):
+            own = _parsed(text)
+            pair = known.get(own.stem) if own is not None and not own.is_module else None
+            if op is None or pair is None:
+                continue
+            prefix, _, name = pair.right.partition(".")
+            self.ops[place] = replace(op, prefix=prefix, name=name)
+            for role, places in ((Role.INPUT, pair.inputs), (Role.OUTPUT, pair.outputs)):
+                if places and op.phase is Phase.FORWARD:
+                    own_places = {a if is_left else b: b for a, b in places}
+                    self.paths[place, role] = {str(a): str(b) for a, b in own_places.items()}
+
+    # -- names
+
+    def names(self) -> Renamed:
+        ops = tuple(
+            None if place in self.left_out else _text(op, text)
+            for place, (op, text) in enumerate(zip(self.ops, self.texts, strict=True))
+        )
+        op_of_item = self.dump.items["op"].to_numpy().tolist()
+        texts = self.dump.items["name"].to_pylist()
+        items: list[str | None] = []
+        for text, place in zip(texts, op_of_item, strict=True):
+            own, new = self.texts[place], ops[place]
+            rest = text[len(own) :]
+            if new is None:
+                items.append(None)
+            elif (new == own and not self.parameters and not self.paths) or not rest.startswith("."):
+                items.append(new + rest)
+            else:
+                items.append(self._item(place, text, new, rest))
+        return Renamed(pa.array(items, pa.string()), ops)
+
+    def _item(self, place: int, text: str, op: str, rest: str) -> str | None:
+        try:
+            item = ItemName.parse(text)
+        except ValueError:
+            return op + rest
+        head, dot, tail = item.path.partition(".")
+        if item.role in (Role.PARAMETERS, Role.PARAMETERS_GRAD):
+            return str(ItemName(op, item.role, self.parameters.get(head, head) + dot + tail))
+        places = self.paths.get((place, item.role))
+        if places is None:
+            return op + rest
+        other = places.get(head)
+        return None if other is None else str(ItemName(op, item.role, other + dot + tail))
+
+
+def _one_way_of_calling(target: _Side, bench: _Side) -> int:
+    """Number calls of APIs that both sides call as often, but in other ways, in their order; how many APIs."""
+    found = [_by_function(side) for side in (target, bench)]
+    count = 0
+    for function, calls in found[0].items():
+        others = found[1].get(function)
+        if others is None or len(others) != len(calls):
+            continue
+        spelled = [_stems(target, calls), _stems(bench, others)]
+        if spelled[0] == spelled[1]:
+            continue
+        count += 1
+        for side, places in ((target, calls), (bench, others)):
+            side_numbers: dict[tuple[str, int | None], int] = {}
+            for number, place in enumerate(places):
+                op = side.ops[place]
+                if op is not None:
+                    side_numbers[op.stem, op.call] = number
+            stems = {stem for stem, _ in side_numbers}
+            for place, op in enumerate(side.ops):
+                if op is not None and op.stem in stems and not op.is_module and (op.stem, op.call) in side_numbers:
+                    number = side_numbers[op.stem, op.call]
+                    side.ops[place] = replace(op, prefix="Torch", name=function, call=number)
+    return count
+
+
+def _stems(side: _Side, places: Sequence[int]) -> list[str]:
+    return [op.stem for place in places if (op := side.ops[place]) is not None]
+
+
+def _by_function(side: _Side) -> dict[str, list[int]]:
+    """Positions of forward calls by function, in the order in which they ran."""
+    out: dict[str, list[int]] = defaultdict(list)
+    for place, op in enumerate(side.ops):
+        if op is None or op.is_module or op.phase is not Phase.FORWARD or place in side.left_out:
+            continue
+        if op.prefix in API_PREFIXES:
+            out[OPERATORS.get(op.name, op.name)].append(place)
+    return out
+
+
+def _by_layer(path: str, kinds: Mapping[str, str], mapping: Mapping[str, Mapping[str, str]]) -> str:
+    out: list[str] = []
+    parts = path.split(".")
+    for i, part in enumerate(parts):
+        kind = TOP_LAYER if i == 0 else kinds.get(".".join(parts[:i]), "")
+        out.append(mapping.get(kind, {}).get(part, part))
+    return ".".join(part for part in out if part)
+
+
+def _parsed(text: str) -> OpName | None:
+    try:
+        return OpName.parse(text)
+    except ValueError:
+        return None
+
+
+def _stem_of(parent: str | None) -> str:
+    op = _parsed(parent) if parent else None
+    return op.stem if op is not None else ""
+
+
+def _text(op: OpName | None, text: str) -> str:
+    return text if op is None else str(op)
