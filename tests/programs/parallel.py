@@ -10,8 +10,10 @@ import sys
 import warnings
 from collections.abc import Callable
 
+import neutral
 import torch
 import torch.distributed as dist
+from neutral import LM, PreNorm, autocast, ids, mlp, train
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
@@ -31,9 +33,6 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn import functional as F
-
-import neutral
-from neutral import LM, PreNorm, autocast, ids, mlp, train
 
 WIDTH = 8
 

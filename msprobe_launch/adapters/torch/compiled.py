@@ -31,18 +31,22 @@ def install(unobserved: Unobserved, boundary: Boundary) -> None:
     def compile(*args: Any, **kwargs: Any) -> Any:
         import torch._dynamo.eval_frame
 
-        _hide_in(torch._dynamo.eval_frame._TorchDynamoContext, unobserved, boundary)
+        _hide_in(torch._dynamo.eval_frame, unobserved, boundary)
         return original(*args, **kwargs)
 
     torch.compile = compile
     if "torch._dynamo.eval_frame" in sys.modules:
-        _hide_in(sys.modules["torch._dynamo.eval_frame"]._TorchDynamoContext, unobserved, boundary)
+        _hide_in(sys.modules["torch._dynamo.eval_frame"], unobserved, boundary)
 
 
-def _hide_in(context: Any, unobserved: Unobserved, boundary: Boundary) -> None:
+def _hide_in(dynamo: Any, unobserved: Unobserved, boundary: Boundary) -> None:
+    context = dynamo._TorchDynamoContext
     original = context.__call__
     if hasattr(original, "_msprobe_hidden"):
         return
+    # Where a compiled region begins Dynamo looks at the frame below our `nn.Module.__call__`, as it does without us;
+    # else a graph break inside would be met once more, in that frame.
+    dynamo.skip_code(nn.Module.__call__.__code__)
 
     @functools.wraps(original)
     def __call__(self: Any, function: Any) -> Any:
