@@ -98,6 +98,8 @@ class Session:
         self.saving = config.task is Task.TENSOR
         self.takes_modules = config.level.modules
         self.takes_apis = config.level.apis
+        # Calls of this step that `tensor_list` picks, by segment, name and number.
+        self._chosen: set[tuple[int, str, int]] = set()
         self._debug = DebugLog()
         self._manual = False  # the script says where recording starts and stops
         self._manual_on = False
@@ -346,6 +348,7 @@ class Session:
         self.step += 1
         self.segment = Segment()
         self.gate.new_step()
+        self._chosen.clear()
         self.guard.new_step()
         self._take_orders()
         last = self.config.last_step
@@ -476,9 +479,12 @@ class Session:
         return None
 
     def _enters(self, op: OpRef) -> bool:
-        admitted = self.gate.enters(op.text, self._enclosing())
-        self.attend(op)
-        return admitted
+        enclosing = self._enclosing()
+        if self.config.tensor_list:
+            self.saving = self.gate.saves([op.text, op.as_backward().text, *enclosing])
+            if self.saving:
+                self._chosen.add((id(op.segment), op.template.counter, op.number))
+        return self.gate.enters(op.text, enclosing)
 
     def attend(self, op: OpRef | None) -> None:
         """What is described from now on belongs to this call: are its values to be saved?
@@ -486,9 +492,12 @@ class Session:
         Adapters say so where other calls may have come between: at the end of a module call, and in backward.
         """
         if self.config.tensor_list:
-            self.saving = op is not None and self.gate.saves(
-                [op.text, op.as_backward().text, op.as_forward().text, *self._enclosing()]
-            )
+            self.saving = op is not None and (id(op.segment), op.template.counter, op.number) in self._chosen
+
+    def attend_to(self, template: NameTemplate) -> None:
+        """The same for what is described before its call is opened (gradients of parameters)."""
+        if self.config.tensor_list:
+            self.saving = self.gate.saves([template.forward[0]])
 
     def close_call(self, op: OpRef) -> None:
         """A call has ended, for filters that bound a range."""
@@ -530,6 +539,9 @@ class Session:
         gate = self.gate
         if gate.watches_all and not gate.keeps(record.op.text, record.op.as_forward().text, record.op.backward):
             return
+        if not gate.open:
+            self.attend(record.op)
+            record.saves = self.saving
         if self.writer.add(record):
             self._settle()
             self.writer.flush()
@@ -665,6 +677,7 @@ class Session:
         self.step += 1
         self.segment = Segment()
         self.gate.new_step()
+        self._chosen.clear()
         self.guard.new_step()
 
     def save(self, name: str, variable: Any, gradients: bool) -> None:

@@ -91,6 +91,7 @@ class StepWriter:
         lines = []
         frames, ops = self._context.frames, self._context.ops
         side = self._side_lines
+        everything = self._config.task is Task.TENSOR
         for record in records:
             try:
                 name = record.op.text
@@ -99,7 +100,9 @@ class StepWriter:
                     guard.miss("second record of one name")
                     continue
                 values = self.values
-                line = record_line(name, record if values is None else values.named(name, record))
+                if values is not None and (everything or record.saves):
+                    record = values.named(name, record)
+                line = record_line(name, record)
             except Exception as error:  # noqa: BLE001 - one odd value must not take the other records with it
                 guard.lose("encode", error)
                 self.lost += 1

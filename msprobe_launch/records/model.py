@@ -119,7 +119,7 @@ class CallRecord:
     only `parameters`, and `is_grad`. `parent` is the enclosing module's call, `stack` an index of `capture.stacks`.
     """
 
-    __slots__ = ("inputs", "is_grad", "kwargs", "op", "outputs", "parameters", "parent", "recompute", "stack")
+    __slots__ = ("inputs", "is_grad", "kwargs", "op", "outputs", "parameters", "parent", "recompute", "saves", "stack")
 
     def __init__(
         self,
@@ -142,3 +142,4 @@ class CallRecord:
         self.stack = stack
         self.recompute = recompute
         self.is_grad = is_grad
+        self.saves = False  # set where values of some calls are saved, and this is one of them

@@ -247,6 +247,8 @@ class ParameterGradients:
             if not session.recording:
                 return
             try:
+                if not session.gate.open:
+                    session.attend_to(info.gradients)
                 self._quiet.enter()
                 try:
                     value = self._values.describe(parameter.grad)
