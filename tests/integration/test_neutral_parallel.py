@@ -31,7 +31,8 @@ def run(run_cli: Any, tmp_path: Path, programs: list[str], level: str | None) ->
     if level is None:
         command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     else:
-        command = ["-m", "msprobe_launch", "--nproc", "2", "--run-dir", tmp_path / f"run-{level}", "--probe-level", level]
+        run_dir = tmp_path / f"run-{level}"
+        command = ["-m", "msprobe_launch", "--nproc", "2", "--run-dir", run_dir, "--probe-level", level]
     # One cache of compiled kernels: what hits it is the same graph.
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
     done = run_cli([*command, SCRIPT, out, *programs], timeout=1500, env=env)
@@ -44,8 +45,8 @@ def check(run_cli: Any, tmp_path: Path, programs: list[str], levels: tuple[str, 
     assert sorted(bare) == ["rank0.json", "rank1.json"]
     for level in levels:
         probed = run(run_cli, tmp_path, programs, level)
-        different = [(level, rank, name) for rank in bare for name in programs if bare[rank][name] != probed[rank][name]]
-        assert different == []
+        different = [(rank, name) for rank in bare for name in programs if bare[rank][name] != probed[rank][name]]
+        assert different == [], level
         for rank in (0, 1):
             mark = json.loads((tmp_path / f"run-{level}" / "roster" / f"rank{rank}.json").read_text())
             assert (mark["lost"], mark["partial_steps"]) == ({}, [])

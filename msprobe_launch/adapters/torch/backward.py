@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._C import DisableTorchFunction
+from torch.nn import Parameter
 
 from msprobe_launch.adapters.torch.quiet import Quiet
 from msprobe_launch.capture.plain import MAX_DEPTH
@@ -64,12 +66,15 @@ def inputs_of(values: Sequence[Any], keywords: dict[str, Any]) -> Inputs:
 
 def _collect_edges(values: Any, edges: list[Edge | None], depth: int = 0) -> None:
     for value in values:
-        if isinstance(value, Tensor):
+        kind = type(value)
+        if kind is Tensor or kind is Parameter:
             if value.requires_grad:
                 node = value.grad_fn
                 edges.append((value, 0) if node is None else (node, value.output_nr))
             else:
                 edges.append(None)
+        elif isinstance(value, Tensor):
+            edges.append(_edge_of_subclass(value))
         elif depth >= MAX_DEPTH:
             continue  # a container that holds itself must end somewhere
         elif isinstance(value, (list, tuple)):
@@ -78,6 +83,24 @@ def _collect_edges(values: Any, edges: list[Edge | None], depth: int = 0) -> Non
             _collect_edges(value.values(), edges, depth + 1)
         elif is_dataclass(value) and not isinstance(value, type):
             _collect_edges(_fields_of(value), edges, depth + 1)
+
+
+def _edge_of_subclass(tensor: Tensor) -> Edge | None:
+    """Its own __torch_function__ must not hear of us."""
+    with DisableTorchFunction():
+        if not tensor.requires_grad:
+            return None
+        node = tensor.grad_fn
+        return (tensor, 0) if node is None else (node, tensor.output_nr)
+
+
+def _source(tensor: Tensor) -> tuple[Any, int]:
+    """The node that made an output, and which of its outputs it is."""
+    kind = type(tensor)
+    if kind is Tensor or kind is Parameter:
+        return tensor.grad_fn, tensor.output_nr
+    with DisableTorchFunction():
+        return tensor.grad_fn, tensor.output_nr
 
 
 def _collect_outputs(value: Any, found: list[Tensor], depth: int = 0) -> None:
@@ -146,10 +169,10 @@ class BackwardWatch:
                     edges.setdefault((id(edge[0]), edge[1]), index)
         nodes: dict[Any, list[tuple[int, int]]] = {}
         for index, tensor in enumerate(outputs):
-            node = tensor.grad_fn
+            node, number = _source(tensor)
             # An output that is an input handed through has the graph of whatever made that input.
-            if node is not None and (id(node), tensor.output_nr) not in edges:
-                nodes.setdefault(node, []).append((tensor.output_nr, index))
+            if node is not None and (id(node), number) not in edges:
+                nodes.setdefault(node, []).append((number, index))
         if not nodes:
             return
         state = OpenBackward(op.as_backward(), parent.as_backward() if parent else None, len(outputs), len(known))
@@ -284,7 +307,11 @@ class BackwardWatch:
             if gradient is not None:
                 so_far = sums[index]
                 # Out of place: the engine's buffers are its own.
-                sums[index] = gradient if so_far is None else so_far + gradient
+                if so_far is None:
+                    sums[index] = gradient
+                else:
+                    with DisableTorchFunction():
+                        sums[index] = so_far + gradient
             if missing[index] <= 0:
                 self._take_sum(state, index)
 

@@ -63,7 +63,10 @@ class ModuleCalls:
                 return original(self, *args, **kwargs)
             return observe(self, args, kwargs)
 
+        __call__.__annotations__ = {}  # as the original, for whoever inspects it
+        __call__.__name__ = original.__name__
         __call__.__qualname__ = original.__qualname__
+        __call__.__module__ = original.__module__
         __call__.__doc__ = original.__doc__
         nn.Module.__call__ = __call__
         nn.modules.module.register_module_module_registration_hook(self._names.held_by)
