@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from aggregator import alone, compare, divergence, match, merge, merge_config, pool, results, sources
+from aggregator import alone, compare, divergence, match, merge, merge_config, pool, read, results, sources
 from aggregator.alone import RankStatistics
 from aggregator.analyse import attendance, opsets, overall, replicas
 from aggregator.analyse.attendance import MissingRank, RankNote
@@ -29,7 +29,8 @@ from aggregator.model import Divergence, RankComparison, RankFailure, rank_order
 from aggregator.report.base import Report, Task
 from aggregator.report.table import Format, write_merged
 from aggregator.sources import LeftOut, ResultSet, Run
-from msprobe_launch.errors import NothingUsable, RunDirectoryError, UsageError
+from msprobe_launch.errors import NothingUsable, RunDirectoryError, UnreadableInput, UsageError
+from msprobe_launch.records.layout import RankFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ def _from_results(request: Request, found: ResultSet, executor: Executor) -> Rep
 def _from_pairs(request: Request, run: Run, bench: Run, bench_paths: tuple[Path, ...], executor: Executor) -> Report:
     output = _make_output(request, run.roots[0])
     pairs, unpaired, notes = sources.pair(run, bench)
+    filled, empty = _without_empty(run, pairs)
     # csv is what the field's compare writes by default; xlsx costs tenfold, so only where no csv is wanted.
     kind = "xlsx" if Format.XLSX in request.formats and Format.CSV not in request.formats else "csv"
     jobs = [
@@ -132,9 +134,9 @@ def _from_pairs(request: Request, run: Run, bench: Run, bench_paths: tuple[Path,
             tolerance=request.tolerance,
             matching=request.matching,
         )
-        for pair in pairs
+        for pair in filled
     ]
-    compared, failures = _sorted([*pool.run(executor, jobs), *unpaired], RankComparison)
+    compared, failures = _sorted([*pool.run(executor, jobs), *unpaired, *empty], RankComparison)
     return _compared_report(
         request,
         Task.COMPARED,
@@ -153,7 +155,7 @@ def _from_pairs(request: Request, run: Run, bench: Run, bench_paths: tuple[Path,
 def _from_run(request: Request, run: Run, executor: Executor) -> Report:
     output = _make_output(request, run.roots[0])
     jobs = [partial(alone.describe, dump, _partition(output, dump.step, dump.rank)) for dump in run.dumps]
-    described, failures = _sorted(pool.run(executor, jobs), RankStatistics)
+    described, failures = _sorted(_empty_as_failures(run, pool.run(executor, jobs)), RankStatistics)
     notes = list(run.notes)
     files: list[Path] = []
     differing: list[opsets.OpDifference] = []
@@ -256,6 +258,48 @@ def _compared_report(
         notes=tuple(dict.fromkeys([*notes, *(note for entry in merged for note in entry.notes)])),
         files=tuple(own_files) + tuple(path for entry in merged for path in entry.files),
     )
+
+
+# -- dumps without a single item: neither used nor clean
+
+
+def _without_empty(run: Run, pairs: Sequence[sources.Pair]) -> tuple[list[sources.Pair], list[RankFailure]]:
+    """Pairs in which both sides hold items, and the others with the reason."""
+    marks = {mark.rank: mark for mark in run.marks}
+    filled: list[sources.Pair] = []
+    empty: list[RankFailure] = []
+    for pair in pairs:
+        if _is_empty(pair.target):
+            reason = attendance.why_empty(marks.get(-1 if pair.rank is None else pair.rank))
+            empty.append(RankFailure(pair.step, pair.rank, pair.target.path, reason))
+        elif _is_empty(pair.bench):
+            reason = f"the bench's dump {pair.bench.path} holds 0 items"
+            empty.append(RankFailure(pair.step, pair.rank, pair.target.path, reason))
+        else:
+            filled.append(pair)
+    return filled, empty
+
+
+# A dump.json with one item is hardly smaller than this, one without any far below.
+_MAY_BE_EMPTY = 4096
+
+
+def _is_empty(folder: RankFolder) -> bool:
+    """True where a readable dump holds no item; what cannot be read is told by those who read it."""
+    try:
+        return folder.dump.stat().st_size < _MAY_BE_EMPTY and not read.read(folder).items.num_rows
+    except (OSError, UnreadableInput):
+        return False
+
+
+def _empty_as_failures(run: Run, arrived: Iterable[Any]) -> list[Any]:
+    marks = {mark.rank: mark for mark in run.marks}
+    return [
+        RankFailure(e.step, e.rank, e.source, attendance.why_empty(marks.get(-1 if e.rank is None else e.rank)))
+        if isinstance(e, RankStatistics) and not e.rows
+        else e
+        for e in arrived
+    ]
 
 
 # -- jobs

@@ -83,6 +83,15 @@ def _why(mark: RankMark | None, *, has_roster: bool) -> str:
     return "; ".join(text for text in (mark.ended, mark.exception) if text) or mark.note
 
 
+def why_empty(mark: RankMark | None) -> str:
+    """Why a dump holds no item, as far as the rank's mark tells."""
+    said = "its dump holds 0 items"
+    if mark is None:
+        return said
+    told = [*mark.unseen, *mark.lost] + [text for text in (mark.note, mark.exception) if text]
+    return f"{said}: {'; '.join(told)}" if told else said
+
+
 def roster_notes(run: Run) -> tuple[RankNote, ...]:
     """What the marks say that a reader of the results should know."""
     notes: list[RankNote] = []

@@ -260,3 +260,34 @@ def test_help_holds_the_exit_codes_and_an_example(aggregate: Aggregate) -> None:
     assert "msprobe-aggregate runs/suspect --bench runs/trusted" in out
     for number in range(5):
         assert f"\n  {number}  " in out
+
+
+def test_a_recording_without_items_is_no_success(
+    aggregate: Aggregate, make_run: Callable[..., Path], write_dump: Write, tmp_path: Path
+) -> None:
+    run, bench = tmp_path / "t", make_run("b", 2.0, 2.0)
+    layout = RunLayout(run)
+    roster.save(layout.manifest, Manifest(("torchrun",), "train.py", "torchrun", "now", world_size=2))
+    for rank in (0, 1):
+        write_dump(run / f"step0/rank{rank}", {})
+        unseen = {"filter 'zzz' matched nothing.": 1}
+        roster.save(layout.roster_mark(rank), RankMark(rank, attached=True, world_size=2, unseen=unseen, finished=True))
+    for flags in ((), ("--bench", bench)):
+        code, out, _ = aggregate(run, *flags)
+        assert code == 4
+        assert "rank 1, step 0: its dump holds 0 items: filter 'zzz' matched nothing." in out
+        assert "No NaN" not in out
+    code, out, _ = aggregate(bench, "--bench", run)
+    assert code == 4
+    assert "holds 0 items" in out
+
+
+def test_a_rank_without_items_is_not_used(
+    aggregate: Aggregate, make_run: Callable[..., Path], write_dump: Write
+) -> None:
+    run = make_run("t", 2.0, 2.0)
+    write_dump(run / "step0/rank2", {})
+    code, out, _ = aggregate(run)
+    assert code == 3
+    assert "2 of 3 ranks x 1 step x 3 items" in out
+    assert "rank 2, step 0: its dump holds 0 items" in out
