@@ -68,6 +68,7 @@ class PrecisionDebugger:
         self._config = _configuration(given)
         self._arguments: dict[str, Any] | None = given
         self._session: Session | None = None
+        self._failed = False
         self._init_step = 0
         self._custom: list[tuple[Any, str, str]] = []
         type(self)._instance = self
@@ -167,7 +168,7 @@ class PrecisionDebugger:
 
     def _attached(self) -> Session | None:
         """This process's session, started where there is none; None where it cannot be."""
-        if self._session is not None:
+        if self._session is not None or self._failed:
             return self._session
         from msprobe_launch.capture import active
 
@@ -206,8 +207,9 @@ class PrecisionDebugger:
             if is_known:
                 set_earlier_aside(self._config.run_dir, rank)
             return adapters.start(FRAMEWORK, self._config, identity)
-        except OSError as error:
-            get_logger().warning("not recorded, the training goes on: %s", error)
+        except Exception as error:  # noqa: BLE001 - a guest, whatever is wrong with us
+            get_logger().warning("not recorded, the training goes on: %s: %s", type(error).__name__, error)
+            self._failed = True
             return None
 
 
