@@ -48,6 +48,10 @@ class FrameworkAdapter(Protocol):
         Statistics that wait on a device are brought home in one transfer, which waits for the device.
         """
 
+    @property
+    def settles_at_once(self) -> bool:
+        """True where `settle` would not wait for a device: only then may another thread call it."""
+
     def describe(self, value: Any) -> Value:
         """The recorded form of any value, as it is now. For what the script saves by itself."""
 

@@ -148,6 +148,10 @@ class FakeAdapter:
     def disarm(self) -> None:
         self.armed = False
 
+    @property
+    def settles_at_once(self) -> bool:
+        return True
+
     def settle(self) -> list[TensorValue]:
         waiting, self._on_device = self._on_device, []
         if waiting:

@@ -20,15 +20,18 @@ class Guard:
 
     def lose(self, where: str, error: BaseException, calls: int = 1) -> None:
         """Count `calls` calls that could not be recorded because of `error` in our own code at `where`."""
-        reason = f"{where}: {type(error).__name__}: {error}"[:300]
+        full = f"{where}: {type(error).__name__}: {error}"[:300]
+        reason, cause = full, f"{where}: {type(error).__name__}"
+        if isinstance(error, OSError) and error.strerror:
+            # A full disk hits every file of every step: one cause, one warning, one line in the roster.
+            reason = cause = f"file system: {error.strerror}"
         self.lost[reason] = self.lost.get(reason, 0) + calls
-        cause = f"{where}: {type(error).__name__}"
         if cause not in self._said:
             self._said.add(cause)
-            get_logger().warning("could not record (%s); training goes on, losses are counted in the roster", reason)
+            get_logger().warning("could not record (%s); training goes on, losses are counted in the roster", full)
         if cause not in self._logged and self.on_error is not None:
             self._logged.add(cause)
-            self.on_error(f"{reason}\n{''.join(traceback.format_exception(error))}")
+            self.on_error(f"{full}\n{''.join(traceback.format_exception(error))}")
 
     def miss(self, what: str, calls: int = 1) -> None:
         """Count calls that happened where we cannot or must not look (another thread, a traced function)."""

@@ -25,6 +25,7 @@ from msprobe_launch.capture.debug import DebugLog
 from msprobe_launch.capture.gate import Gate
 from msprobe_launch.capture.guard import Guard
 from msprobe_launch.capture.identity import RankIdentity
+from msprobe_launch.capture.idle import IdleFlusher
 from msprobe_launch.capture.stacks import ROOT
 from msprobe_launch.capture.steps import Boundary, StepTracker
 from msprobe_launch.capture.writer import Writer
@@ -90,6 +91,7 @@ class Session:
         self.adapter = adapter
         self.guard = Guard()
         self.gate = Gate(config)
+        self._flusher = IdleFlusher(self._flush_if_old, config.flush_seconds)
         self.layout = RunLayout(config.run_dir, identity.attempt)
         self.tracker = StepTracker(config.step_on, evaluation=config.eval)
         self.writer = Writer(config, self._folder, adapter.framework, self.guard, adapter.value_ending)
@@ -105,7 +107,7 @@ class Session:
         self._manual_on = False
         self._graphs = 0  # captures of a device's graph under way
         self._before_graph = (False, False)
-        self._idle = False  # past the last step asked for
+        self._past_end = False  # past the last step asked for
         self._forecast_due = config.saves_values
         self._forecast = ""
         self._note = ""
@@ -157,6 +159,7 @@ class Session:
         self.adapter.install(self)
         os.register_at_fork(after_in_child=self._in_child)
         atexit.register(self._at_exit)
+        self._flusher.start()
         self.listening = True
 
     def _in_child(self) -> None:
@@ -190,6 +193,7 @@ class Session:
         if self._done:
             return
         self._done = True
+        self._flusher.stop()
         partial = self._opened and not clean
         if self._opened:
             self._resolve_held(Boundary.SPLIT if self._held_segment is not None else Boundary.NONE)
@@ -198,7 +202,7 @@ class Session:
         self._pause()
         self.listening = False
         self._say_unmatched()
-        self._save_mark(finished=clean or (self._idle and not partial))
+        self._save_mark(finished=clean or (self._past_end and not partial))
 
     def _say_unmatched(self) -> None:
         config = self.config
@@ -357,8 +361,8 @@ class Session:
             if self.functional:
                 # To notice new orders, calls would have to be observed: the rest runs as if we were not there.
                 self.finish(clean=True)
-            elif not self._idle:
-                self._idle = True
+            elif not self._past_end:
+                self._past_end = True
                 self._say_unmatched()
                 self._save_mark(finished=True)
             return
@@ -387,7 +391,7 @@ class Session:
             self.config = self.writer.config = dataclasses.replace(self.config, level=level)
             self.takes_modules, self.takes_apis = level.modules, level.apis
             self.adapter.disarm()
-        self._idle = False
+        self._past_end = False
 
     def _close_step(self, *, finish: bool) -> None:
         try:
@@ -548,6 +552,17 @@ class Session:
             budget = self._budget
             if budget is not None and self.bytes > budget:
                 self._stop_at_budget()
+
+    def _flush_if_old(self) -> None:
+        """From the idle flusher's thread: write what has waited too long because nothing more came."""
+        try:
+            writer = self.writer
+            if self.recording and writer.has_old_records and self.adapter.settles_at_once:
+                with writer.lock:
+                    self._settle()
+                    writer.flush()
+        except Exception as error:  # noqa: BLE001 - a guest
+            self.guard.lose("idle flush", error, 0)
 
     def _settle(self) -> None:
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -232,6 +233,9 @@ class Writer:
         self._held: list[CallRecord] | None = None
         self._flush_at = 0.0
         self._limit = config.flush_records
+        # Held while records change hands: the idle flusher is another thread. It may be taken again by a signal
+        # handler of the program's own that runs in the middle of us.
+        self.lock = threading.RLock()
         guard.on_error = self._log_error
 
     def open_step(self, step: int) -> None:
@@ -272,21 +276,28 @@ class Writer:
 
     def add(self, record: CallRecord) -> bool:
         """Take one record; True where a flush is due."""
-        if self._held is not None:
-            self._held.append(record)
-            return False
-        buffer = self._buffer
-        buffer.append(record)
+        with self.lock:
+            if self._held is not None:
+                self._held.append(record)
+                return False
+            buffer = self._buffer
+            buffer.append(record)
         return len(buffer) >= self._limit or (not len(buffer) & 15 and time.monotonic() >= self._flush_at)
 
     def flush(self, *, last: bool = False) -> None:
         """Write the buffer. The caller has brought device statistics home. `last`: the step is finished next."""
-        self._flush_at = time.monotonic() + self.config.flush_seconds
-        records, self._buffer = self._buffer, []
-        if records and self._step is not None:
-            self.calls += len(records)
-            self.last_op = records[-1].op.text
-            self._step.write(records, self._guard, last=last)
+        with self.lock:
+            self._flush_at = time.monotonic() + self.config.flush_seconds
+            records, self._buffer = self._buffer, []
+            if records and self._step is not None:
+                self.calls += len(records)
+                self.last_op = records[-1].op.text
+                self._step.write(records, self._guard, last=last)
+
+    @property
+    def has_old_records(self) -> bool:
+        """True where something has waited for its flush longer than it should."""
+        return bool(self._buffer) and time.monotonic() >= self._flush_at
 
     def hold(self) -> None:
         """Keep what follows in memory until `release` says to which step it belongs."""
@@ -312,8 +323,9 @@ class Writer:
 
         True where the step is complete on disk.
         """
-        self.flush(last=finish)
-        step, self._step = self._step, None
+        with self.lock:
+            self.flush(last=finish)
+            step, self._step = self._step, None
         if step is None:
             return False
         self._bytes += step.bytes

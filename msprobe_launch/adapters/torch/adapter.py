@@ -68,6 +68,10 @@ class TorchAdapter:
         if not self._session.watches_calls:
             self._apis.disarm()
 
+    @property
+    def settles_at_once(self) -> bool:
+        return self._values.settles_at_once
+
     def settle(self) -> list[TensorValue]:
         return self._values.settle()
 

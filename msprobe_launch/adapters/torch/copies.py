@@ -29,6 +29,11 @@ class Copies:
         if self._bytes >= LIMIT:
             self.settle()
 
+    @property
+    def waits(self) -> bool:
+        """True where something is still on a device."""
+        return bool(self._waiting)
+
     def settle(self) -> None:
         """Bring home what waits. Raises what `done` raises, after all have been called."""
         waiting, self._waiting, self._bytes = self._waiting, [], 0

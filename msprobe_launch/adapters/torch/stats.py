@@ -177,6 +177,11 @@ class Deferred:
             row = torch.stack([high, low, tensor.mean(), _norm(tensor)]).to(_FLOAT64)
         self._waiting.append((value, row, dtype))
 
+    @property
+    def waits(self) -> bool:
+        """True where something is still on a device."""
+        return bool(self._waiting)
+
     def settle(self) -> None:
         """Bring all waiting results home and fill them in."""
         waiting, self._waiting = self._waiting, []

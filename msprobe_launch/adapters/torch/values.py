@@ -75,6 +75,11 @@ class TorchValues:
         self._cache.clear()
         self._views.clear()
 
+    @property
+    def settles_at_once(self) -> bool:
+        """True where nothing waits on a device."""
+        return not self.deferred.waits and not self._copies.waits
+
     def settle(self) -> list[TensorValue]:
         """Tensors seen since the last call, their statistics brought home."""
         self.deferred.settle()

@@ -258,3 +258,20 @@ def test_what_an_earlier_process_of_the_rank_recorded_is_kept(tmp_path: Path) ->
     mark = roster.load(RunLayout(tmp_path).roster_mark(0), roster.RankMark)
     assert mark.steps == ()
     assert sum(mark.lost.values()) == 3
+
+
+def test_a_rank_that_hangs_has_written_what_came_before(tmp_path: Path) -> None:
+    """Nothing more arrives after three calls; the idle flusher writes them."""
+    import time
+
+    toy, session = start(tmp_path, flush_seconds=0.1)
+    toy.layer("net", lambda x: toy.scale(toy.scale(x, 2.0), 3.0), Array([1.0]))
+    journal_of = RunLayout(tmp_path).rank_folder(0, 0).journal
+    deadline = time.monotonic() + 20
+    while journal_of.read_text().count("\n") < 4 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    text, _ = journal.complete_text(journal_of.read_text())
+    assert len(json.loads(text)["data"]) == 3
+    step(toy)
+    session.finish(clean=True)
+    assert len(dump(tmp_path, 0)) == 6
