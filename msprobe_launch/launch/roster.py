@@ -22,7 +22,7 @@ from msprobe_launch.launch.text import rank_list, signal_name, size, spans
 from msprobe_launch.logs import get_logger
 from msprobe_launch.records.journal import last_name
 from msprobe_launch.records.layout import RunLayout
-from msprobe_launch.records.roster import RankMark, load, save
+from msprobe_launch.records.roster import UNMATCHED, RankMark, load, save
 
 Memory: TypeAlias = tuple[MemoryGroup, MemoryGroup]
 
@@ -297,8 +297,31 @@ def recorded_lines(outcome: RunOutcome, marks: Sequence[RankMark], asked: Number
     for mark in recorded:
         for reason, count in mark.lost.items():
             lost[reason] = lost.get(reason, 0) + count
-    lines += [f"lost: {count:,} calls: {reason}" for reason, count in lost.items()]
-    return lines
+    lines += [f"lost: {count:,} calls: {reason}" for reason, count in lost.items() if count]
+    partial = sorted({step for mark in recorded for step in mark.partial_steps})
+    if partial and any(lost.values()):
+        lines.append(f"steps with losses: {spans(partial)}")
+    return lines + _stopped_lines(recorded) + _unmatched_lines(recorded)
+
+
+def _stopped_lines(recorded: Sequence[RankMark]) -> list[str]:
+    """Who has stopped recording before the program's end, and why (`--probe-max-bytes`)."""
+    stopped: dict[str, list[int]] = {}
+    for mark in recorded:
+        if mark.note:
+            stopped.setdefault(mark.note, []).append(mark.rank)
+    return [f"{rank_list(sorted(ranks))}: {note}" for note, ranks in stopped.items()]
+
+
+def _unmatched_lines(recorded: Sequence[RankMark]) -> list[str]:
+    """Filters that let nothing through on any rank. What was there may differ by rank: the first one's is shown."""
+    found: dict[str, list[str]] = {}
+    for mark in recorded:
+        for text in mark.unseen:
+            head, matched_nothing, _ = text.partition(UNMATCHED)
+            if matched_nothing:
+                found.setdefault(head, []).append(text)
+    return [f"ERROR: {texts[0]}" for texts in found.values() if len(texts) == len(recorded)]
 
 
 def _claim_lines(outcome: RunOutcome, marks: Sequence[RankMark]) -> list[str]:

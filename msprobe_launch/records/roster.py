@@ -18,6 +18,8 @@ from msprobe_launch.errors import UnreadableInput
 
 FORMAT_VERSION = 1
 
+UNMATCHED = " matched nothing."  # in a mark's `unseen`: what follows `filter '<text>'`
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
