@@ -177,7 +177,7 @@ def _main(tokens: list[str]) -> int:
     from msprobe_launch.launch.memory import MemoryGroup
     from msprobe_launch.launch.supervision import Supervision
 
-    supervision, before = Supervision(), MemoryGroup.read()
+    supervision, before = Supervision(settings), MemoryGroup.read()
     with supervision.running():
         outcome = launcher.launch(plan, supervision)
     return _finish(outcome, plan, (before, MemoryGroup.read()))

@@ -36,6 +36,9 @@ def attach(process: RankProcess, framework: str) -> None:
     try:
         from msprobe_launch import adapters
         from msprobe_launch.capture.identity import RankIdentity
+        from msprobe_launch.logs import configure
+
+        configure(f"msprobe rank {process.rank}")
 
         identity = RankIdentity(
             rank=process.rank,
@@ -46,6 +49,10 @@ def attach(process: RankProcess, framework: str) -> None:
             attempt=process.attempt,
         )
         process.session = adapters.start(framework, config, identity)
+        if process.answers_hang:
+            from msprobe_launch.bootstrap import hang
+
+            hang.start(process)
     except Exception as error:  # noqa: BLE001  # whatever is wrong with us, the user's training is not
         place = describe(error).splitlines()[1]
         _say(process, f"not recorded, the training goes on: {type(error).__name__}: {error} ({place})")

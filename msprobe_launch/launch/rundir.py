@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +22,8 @@ LOCK_TIMEOUT_SECONDS = 20.0
 
 def default_run_dir(script: str, now: datetime) -> Path:
     """`msprobe_runs/<time>-<script>` under the working directory; numbered where that is taken."""
-    stem = Path(script).stem or "run"
+    # A name has at most 255 bytes in most file systems; time and number need some, and a character is not to be cut.
+    stem = (Path(script).stem or "run").encode()[:200].decode(errors="ignore")
     base = Path.cwd() / DEFAULT_PARENT / f"{now:%Y%m%d-%H%M%S}-{stem}"
     path, number = base, 2
     while path.exists():
@@ -52,20 +55,45 @@ def sign(layout: RunLayout, manifest: Manifest) -> None:
         layout.root.mkdir(parents=True, exist_ok=True)
         with _locked(layout):
             if layout.manifest.exists():
-                there = load(layout.manifest, Manifest)
-                if there.started != manifest.started:
-                    raise _taken(layout.root, f"it holds a run started {there.started}")
+                _check_ours(layout, manifest)
                 return
             # `logs` is made by the backend before its nodes have met; anything else is another run's.
-            own = {layout.manifest_lock.name, layout.logs.name}
+            own = {layout.manifest_lock.name, layout.logs.name, layout.manifest.name}
             for entry in layout.root.iterdir():
-                if entry.name not in own:
+                if entry.name not in own and not entry.name.startswith(f".{layout.manifest.name}."):
                     raise _taken(layout.root, f"it holds {entry.name}")
-            save(layout.manifest, manifest)
+            if not _create(layout.manifest, manifest):
+                _check_ours(layout, manifest)
     except (OSError, UnreadableInput) as error:
         raise RunDirectoryError(
             f"{layout.root}: the manifest cannot be written: {error}", hint="Name another directory: --run-dir DIR"
         ) from error
+
+
+def _check_ours(layout: RunLayout, manifest: Manifest) -> None:
+    """Raise RunDirectoryError where the manifest that is there belongs to another launch."""
+    there = load(layout.manifest, Manifest)
+    if there.started != manifest.started:
+        raise _taken(layout.root, f"it holds a run started {there.started}")
+
+
+def _create(path: Path, manifest: Manifest) -> bool:
+    """Write the manifest whole, if nobody has; False where somebody has. Right also where the lock is no lock.
+
+    A hard link is made or refused by the file system in one step. Where there are none, the lock has to do.
+    """
+    draft = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
+    save(draft, manifest)
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return False
+    except OSError:
+        os.replace(draft, path)
+        return True
+    finally:
+        draft.unlink(missing_ok=True)
+    return True
 
 
 def _taken(path: Path, why: str) -> RunDirectoryError:

@@ -18,6 +18,9 @@ from pathlib import Path
 from types import FrameType
 
 from msprobe_launch.launch.base import Worker
+from msprobe_launch.launch.hang import HangWatch
+from msprobe_launch.launch.settings import LaunchSettings
+from msprobe_launch.launch.status import StatusLine
 from msprobe_launch.launch.text import rank_list, signal_name
 from msprobe_launch.launch.tree import Guardian, Tree, become_subreaper, send, stat_of
 from msprobe_launch.logs import get_logger
@@ -46,8 +49,11 @@ class _Watched:
 class Supervision:
     """One launch's company, as a context manager. Its methods may be called from the main thread at any time."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: LaunchSettings | None = None) -> None:
+        self._settings = settings or LaunchSettings()
         self.run_dir: Path | None = None
+        self._hang: HangWatch | None = None
+        self._status: StatusLine | None = None
         self._watched: list[_Watched] = []
         self._gone: list[_Watched] = []
         self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -71,6 +77,8 @@ class Supervision:
         finally:
             self._stop.set()
             thread.join()
+            if self._status is not None:
+                self._status.close()
             self._say()
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -86,6 +94,11 @@ class Supervision:
             if stat is not None:
                 watched.append(_Watched(worker, stat.start))
         self._told_early = set()
+        if self.run_dir is not None and workers:
+            layout = RunLayout(self.run_dir, workers[0].attempt)
+            if self._settings.hang_timeout is not None:
+                self._hang = HangWatch(layout, self._settings.hang_timeout)
+            self._status = StatusLine(layout, self._settings.status)
         self._watched = watched
 
     def ended(self, workers: Sequence[Worker], *, whole_tree: bool = False) -> list[Worker]:
@@ -155,6 +168,21 @@ class Supervision:
                     watched.ended = now
         self._tell_early(now)
         self._reap()
+        running = {watched.worker.rank: watched.worker.pid for watched in self._watched if watched.ended is None}
+        if -1 in running and self.run_dir is not None:
+            # Another launcher's ranks: those that have left a mark.
+            running = dict.fromkeys(RunLayout(self.run_dir).roster_ranks(), 0)
+        if running and self._status is not None:
+            self._status.look(running)
+        if running and self._hang is not None:
+            self._tell_hang(self._hang.look(running), running)
+
+    def _tell_hang(self, lines: Sequence[str], running: Iterable[int]) -> None:
+        for line in lines:
+            self.event("hang", line, running)
+        if len(lines) > 1 and self._settings.hang_kill:
+            self.event("hang", "the job is ended (--probe-hang-kill)", running)
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def _tell_early(self, now: float) -> None:
         early = [

@@ -153,7 +153,7 @@ class _Run:
         finally:
             torchrun.elastic_launch, api.LocalElasticAgent = launch, agent
 
-    def before_start(self, group: Any, restarts: int) -> None:
+    def before_start(self, group: Any) -> None:
         """The nodes have met and the ranks have numbers: agree on the attempt's number and sign the run directory."""
         is_first = self.attempt is None
         next_attempt = 0 if self.attempt is None else self.attempt + 1
@@ -166,7 +166,7 @@ class _Run:
             proposal = _Proposal(
                 next_attempt, self._started or manifest.started, str(self._config.run_dir), not is_first
             )
-            agreed = _agree(group, restarts, proposal)
+            agreed = _agree(group, proposal)
             self.attempt, self._started = agreed.attempt, agreed.started
             manifest = dataclasses.replace(manifest, started=agreed.started)
             if self._plan.run_dir_is_default and is_first:
@@ -226,7 +226,7 @@ class _Run:
 def _watching_agent(agent: type, run: _Run) -> type:
     class WatchingAgent(agent):  # type: ignore[misc]  # torch's agent, known at run time only
         def _start_workers(self, worker_group: Any) -> Any:
-            run.before_start(worker_group, worker_group.spec.max_restarts - self._remaining_restarts)
+            run.before_start(worker_group)
             ids = super()._start_workers(worker_group)
             run.started(worker_group, self._pcontext, getattr(self, "_shutdown_timeout", 30))
             return ids
@@ -267,16 +267,17 @@ class _Proposal:
     is_old: bool
 
 
-def _agree(group: Any, restarts: int, proposal: _Proposal) -> _Proposal:
+def _agree(group: Any, proposal: _Proposal) -> _Proposal:
     """What all nodes of this rendezvous hold for true: the highest attempt, and the oldest node's run.
 
-    torch's attempt number does not change when nodes come and go, so ours is counted apart. Every node writes its
-    proposal and reads all. Where the store fails, each node goes by its own, and says so.
+    torch's restart count stands still when nodes come and go, and differs between the nodes after a failure on one, so
+    ours is counted apart. Every node writes its proposal and reads all. A c10d store is another one in each round; the
+    static one is the same, where an old proposal of a peer does no harm beside our own. Where the store fails, each
+    node goes by its own, and says so.
     """
     try:
-        key = f"{STORE_KEY}/{restarts}"
-        group.store.set(f"{key}/{group.group_rank}", json.dumps(dataclasses.asdict(proposal)))
-        texts = [bytes(group.store.get(f"{key}/{node}")) for node in range(group.group_world_size)]
+        group.store.set(f"{STORE_KEY}/{group.group_rank}", json.dumps(dataclasses.asdict(proposal)))
+        texts = [bytes(group.store.get(f"{STORE_KEY}/{node}")) for node in range(group.group_world_size)]
         proposals = [_Proposal(**json.loads(text)) for text in texts]
     except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
         get_logger().warning("the nodes cannot agree on a run directory: %s", error)

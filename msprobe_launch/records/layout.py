@@ -4,6 +4,7 @@ RUN_DIR/
   manifest.json             one per run, by the first node
   events.jsonl              what the launchers noticed while the ranks ran
   roster/rank<R>.json       one per rank; rank<R>.claim-<host>-<pid>.json of a second process of that number
+  hang/<n>/                 where every rank was when no step ended (--probe-hang-timeout)
   logs/                     per-rank stdout and stderr, as the backend lays them out
   step<N>/rank<R>/...       one folder per step and rank
   attempt<K>/               attempt K >= 1 of the launcher: the same roster, logs and steps once more
@@ -168,6 +169,18 @@ class RunLayout:
     def rank_folders(self, step: int) -> list[RankFolder]:
         """Rank folders of one step, ranks ascending, folders without a rank last."""
         return rank_folders(self.step(step))
+
+    def pulse(self, rank: int) -> Path:
+        """The step a rank is in, as text, where hangs are looked for."""
+        return self.roster / f"rank{rank}.step"
+
+    def hang_question(self, number: int) -> Path:
+        """A file that asks all ranks where they are, for the `number`-th time."""
+        return self.base / "hang" / str(number) / "question"
+
+    def hang_answer(self, number: int, rank: int) -> Path:
+        """Where a rank is; its stacks lie beside it, in .txt."""
+        return self.base / "hang" / str(number) / f"rank{rank}.json"
 
     def claims(self) -> list[Path]:
         """Marks of processes that came second to a rank, by name. They recorded nothing."""

@@ -171,9 +171,18 @@ def test_a_killed_rank_is_the_culprit_and_its_steps_are_there(tmp_path: Path, la
     assert stopped.ended == "stopped by launcher"
     layout = RunLayout(tmp_path / "run")
     assert [layout.rank_folder(step, 1).is_finished for step in (0, 1)] == [True, True]
+    assert (killed.role, stopped.role) == ("culprit", "")
+    assert killed.steps[:2] == (0, 1)
+    assert killed.last_op
+    assert killed.peak_memory > 10_000_000
     lines = done.stderr.splitlines()
-    assert lines[-2] == "[msprobe] rank 0: stopped by launcher"
-    assert lines[-1].startswith(f"[msprobe] rank 1 on {socket.gethostname()} failed first: killed by SIGKILL")
+    assert lines[-4:-2] == [
+        "[msprobe] rank 0: stopped by launcher",
+        f"[msprobe] rank 1 recorded last: {killed.last_op}",
+    ]
+    assert lines[-2].startswith(f"[msprobe] rank 1 on {socket.gethostname()} failed first: killed by SIGKILL")
+    assert lines[-1] == f"[msprobe] {killed.hint}"
+    assert "out of memory? it held" in killed.hint or "the memory killer has ended" in killed.hint
 
 
 def test_the_last_lines_are_the_culprits_exception(shared: Path, tmp_path: Path, launch: Launch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from msprobe_launch.config import NumberSet, ProbeConfig
 from msprobe_launch.launch import roster
 from msprobe_launch.launch.base import LaunchPlan, RunOutcome, Worker
+from msprobe_launch.launch.memory import MemoryGroup
 from msprobe_launch.records.layout import RunLayout
 from msprobe_launch.records.roster import Manifest, RankMark, load, save
 
@@ -102,6 +104,58 @@ def test_of_two_exceptions_the_earlier_counts_and_then_the_lower_rank() -> None:
     )
     assert culprit([worker(0, 1), worker(1, 1)], [mark(0, late), mark(1, early)]) == 1
     assert culprit([worker(1, 7), worker(0, 7)], []) == 0
+
+
+def test_an_abort_is_no_culprit_beside_a_failure_of_its_own_but_is_one_beside_lost_peers() -> None:
+    own = "ValueError: bad\nat t.py:3 in f\n2026-01-01T10:00:00.200+00:00"
+    assert culprit([worker(0, -6), worker(1, 1)], [mark(0), mark(1, own)]) == 1
+    assert culprit([worker(0, 1), worker(1, -6)], [mark(0, PEER_GONE), mark(1)]) == 1
+
+
+def test_marks_say_who_began_and_why(tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path)
+    save(layout.roster_mark(0), mark(0, PEER_GONE))
+    save(layout.roster_mark(1), mark(1, "ValueError: bad\nat t.py:3 in f\n2026-01-01T10:00:00.200+00:00"))
+    workers = (worker(0, 1), worker(1, 1), worker(2, -15, stopped=True))
+    marks = roster.complete(RunOutcome(tmp_path, workers), plan(tmp_path))
+    assert [(m.role, m.reason) for m in marks] == [
+        ("victim", "it lost a peer"),
+        ("culprit", "its failure is not about a lost peer"),
+        ("", ""),
+    ]
+
+
+def test_a_killed_ranks_last_step_and_op_are_read_from_its_files(tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path)
+    save(layout.roster_mark(0), mark(0, steps=(0,), last_op="old"))
+    for step, name in ((0, "dump.json"), (1, "dump.json"), (2, "dump.json.partial")):
+        folder = layout.rank_folder(step, 0)
+        folder.path.mkdir(parents=True)
+        (folder.path / name).write_text(
+            f'{{"data": {{\n "Op.a{step}.0.forward": {{}},\n "Op.b{step}.0.forward": {{}},\n "O'
+        )
+    memory = (MemoryGroup(4_000_000_000, 1), MemoryGroup(4_000_000_000, 2))
+    killed = dataclasses.replace(worker(0, -9), peak_memory=3_100_000_000)
+    (found,) = roster.complete(RunOutcome(tmp_path, (killed,)), plan(tmp_path), memory)
+    assert (found.steps, found.partial_steps, found.last_op) == ((0, 1), (2,), "Op.b2.0.forward")
+    assert found.hint == (
+        "the memory killer has ended 1 process(es) meanwhile: it held 3.1 GB at most,"
+        " the limit of this control group is 4.0 GB"
+    )
+    lines = roster.failure_lines(RunOutcome(tmp_path, (killed,)), [found], killed)
+    assert lines[-1] == found.hint
+    assert "rank 0 recorded last: Op.b2.0.forward" in lines
+
+
+def test_on_a_node_of_victims_the_cause_is_looked_for_elsewhere() -> None:
+    lines = roster.failure_lines(RunOutcome(Path("/r"), (worker(0, 1),)), [mark(0, PEER_GONE)], worker(0, 1))
+    assert "the first failure is another node's" in lines[-3]
+
+
+def test_a_rank_that_ended_well_before_the_failure_is_named() -> None:
+    workers = (dataclasses.replace(worker(0, 0), ended_at=1.0), dataclasses.replace(worker(1, 1), ended_at=20.0))
+    lines = roster.failure_lines(RunOutcome(Path("/r"), workers), [], workers[1])
+    assert lines[0] == "rank 0 had ended well before: did it do fewer steps than the others?"
 
 
 def test_no_culprit_where_nobody_failed_by_itself() -> None:
