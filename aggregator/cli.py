@@ -6,13 +6,18 @@ Heavy imports stand in `main`, behind the parsing: `--help` and a wrong flag ans
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from msprobe_launch.errors import ProbeError, UsageError
+
+if TYPE_CHECKING:
+    from aggregator.report.base import Report
 
 FORMATS = ("csv", "xlsx", "parquet")
 
@@ -41,28 +46,58 @@ exit codes:
   3  partial input: ranks, files or steps are missing, unusable or cut
      (wins over 1; the report names the findings as well)
   4  nothing usable: no rank could be read, or nothing matches
+  70 the command itself failed: a defect of ours, or stdout cannot be written
 """
+
+FAULT = 70
+_REPORT = "This is a defect of msprobe-aggregate. Please report it to its maintainers with this text and --version."
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says which flag a mistyped one may have meant."""
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments: "):
+            from msprobe_launch.errors import near_miss
+
+            known = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+            for word in message.removeprefix("unrecognized arguments: ").split():
+                if word.startswith("-"):
+                    message += near_miss(word.split("=")[0], known)
+                    break
+        super().error(message)
+
+    def print_help(self, file: Any = None) -> None:
+        # argparse drops what cannot be written, and the exit code would be 0.
+        if sys.stdout is not None:
+            sys.stdout.write(self.format_help())
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
+    made = _Parser(
         prog="msprobe-aggregate",
+        allow_abbrev=False,
         description="Compare each rank with a trusted run, merge the ranks, name the first culprit.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("dirs", nargs="+", type=Path, metavar="DIR", help="what to aggregate")
+    made.add_argument("--version", action=_Version, help="print the version and exit")
+    made.add_argument("dirs", nargs="+", type=_path, metavar="DIR", help="what to aggregate")
     made.add_argument(
         "--bench",
         action="append",
         default=[],
-        type=Path,
+        type=_path,
         metavar="DIR",
         help="the trusted run (default: the one the run's manifest remembers); may be given per node",
     )
-    made.add_argument("--config", type=Path, metavar="FILE", help="merge.yaml with api and compare_index, as msprobe's")
-    made.add_argument("-o", "--output", type=Path, metavar="DIR", help="where to write (default: DIR/aggregate/<time>)")
+    made.add_argument(
+        "--config", type=_path, metavar="FILE", help="merge.yaml with api and compare_index, as msprobe's"
+    )
+    made.add_argument(
+        "-o", "--output", type=_path, metavar="DIR", help="where to write (default: DIR/aggregate/<time>)"
+    )
     made.add_argument(
         "--tolerance",
         type=_tolerance,
@@ -76,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
     )
     for kind, what in MAPPINGS.items():
         made.add_argument(
-            f"--{kind}-mapping", type=Path, metavar="FILE", help=f"{what} of the target and of the bench, as msprobe's"
+            f"--{kind}-mapping", type=_path, metavar="FILE", help=f"{what} of the target and of the bench, as msprobe's"
         )
     made.add_argument("--attempt", type=int, metavar="K", help="restart to read (default: the last)")
     made.add_argument("--steps", type=_numbers, default=frozenset(), metavar="LIST", help="such as 0,2,5-8")
@@ -97,16 +132,112 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    options = parser().parse_args(argv)
+    _keep_standard_streams()
+    if argv is None:
+        _in_utf8()
+    try:
+        return _guarded(argv)
+    except SystemExit as end:  # argparse's --help and usage errors: stdout may be full there as well
+        code = 0 if end.code is None else end.code
+        return int(code) if _flushed() else FAULT
+
+
+def _keep_standard_streams() -> None:
+    """Where one of them is closed, its number must not become that of a file of ours."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+
+
+def _in_utf8() -> None:
+    """Start again in Python's UTF-8 mode where the locale has another encoding and a path is beyond it.
+
+    Arrow takes the names of files as UTF-8 whatever the locale, so Python has to see them in the same way.
+    """
+    beyond = any(not text.isascii() for text in (*sys.argv, os.getcwd()))
+    if beyond and sys.getfilesystemencoding() != "utf-8" and not sys.flags.utf8_mode:
+        environment = {"PYTHONIOENCODING": "ascii:backslashreplace", **os.environ, "PYTHONUTF8": "1"}
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+
+
+def _guarded(argv: Sequence[str] | None) -> int:
+    try:
+        options = parser().parse_args(argv)
+    except OSError as error:
+        return 0 if isinstance(error, BrokenPipeError) and _flushed() else _not_printed(error)
     try:
         return _run(options)
     except ProbeError as error:
-        print(f"msprobe-aggregate: {error}", file=sys.stderr)
+        _complain(str(error))
         return error.exit_code
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        return 130
+    except Exception as error:  # noqa: BLE001 - a traceback would exit with 1, which means findings
+        _complain(_told(error))
+        return FAULT
+
+
+def _told(error: Exception) -> str:
+    """One line on an error nobody foresaw, where it came from, and where to report it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = "" if trace is None else f" ({Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno})"
+    text = " ".join(str(error).split())
+    return f"internal error: {type(error).__name__}: {text}{where}\n{_REPORT}"
+
+
+def _complain(text: str) -> None:
+    """Print to stderr, where there is one."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(f"msprobe-aggregate: {text}\n".encode("utf-8", "backslashreplace").decode())
+        sys.stderr.flush()
+
+
+def _flushed() -> bool:
+    """False, with the reason on stderr, where what was printed did not arrive; a reader that left is no fault."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except BrokenPipeError:
-        # The reader, such as head, has enough. Point stdout elsewhere, or Python complains once more at its end.
+        _drop_stdout()
+    except (OSError, ValueError) as error:
+        _not_printed(error)
+        return False
+    return True
+
+
+def _not_printed(error: OSError | ValueError, report: Report | None = None) -> int:
+    _drop_stdout()
+    where = "" if report is None else f"; the report is in {report.output}"
+    _complain(f"stdout cannot be written: {getattr(error, 'strerror', None) or error}{where}")
+    return FAULT
+
+
+def _drop_stdout() -> None:
+    """Point stdout elsewhere, or Python complains once more at its end."""
+    with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+
+
+def _printed(report: Report) -> int:
+    """Show the report; the exit code it deserves, whether or not a reader such as head stays to the end."""
+    from aggregator.report import console
+
+    if sys.stdout is None:
+        _complain(f"stdout is closed; the report is in {report.output}")
+        return FAULT
+    try:
+        console.show(report, sys.stdout)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_stdout()
+    except (OSError, ValueError) as error:
+        return _not_printed(error, report)
+    return report.exit.value
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -114,7 +245,7 @@ def _run(options: argparse.Namespace) -> int:
     from datetime import datetime
 
     from aggregator import mapping, match, merge_config, pipeline, pool
-    from aggregator.report import console, summary
+    from aggregator.report import summary
     from aggregator.report.table import Format
 
     request = pipeline.Request(
@@ -146,12 +277,29 @@ def _run(options: argparse.Namespace) -> int:
     except OSError as error:
         where = error.filename or request.output or request.inputs[0]
         raise UsageError(f"{where}: {error.strerror or error}", hint="Write elsewhere with -o FOLDER.") from error
-    console.show(report, sys.stdout)
-    sys.stdout.flush()
-    return report.exit.value
+    return _printed(report)
 
 
 # -- values of flags
+
+
+class _Version(argparse.Action):
+    """The version, looked up only where asked for."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from msprobe_launch import __version__
+
+        print(f"{parser.prog} {__version__}")
+        parser.exit()
+
+
+def _path(text: str) -> Path:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("an empty text is no path (is a variable of the shell empty?)")
+    return Path(text)
 
 
 def _numbers(text: str) -> frozenset[int]:

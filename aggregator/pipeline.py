@@ -353,6 +353,13 @@ def _make_output(request: Request, root: Path) -> Path:
     base = root if root.is_dir() else root.parent
     output = request.output or _fresh(base / "aggregate" / request.time)
     try:
+        str(output.absolute()).encode()
+    except UnicodeEncodeError:
+        shown = str(output).encode("utf-8", "backslashreplace").decode()
+        raise RunDirectoryError(
+            f"{shown} is no UTF-8, which tables cannot be written to", hint="Write elsewhere with -o FOLDER."
+        ) from None
+    try:
         output.mkdir(parents=True, exist_ok=True)
         probe = output / f".write-{os.getpid()}"
         probe.touch()

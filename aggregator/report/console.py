@@ -76,7 +76,8 @@ def show(report: Report, stream: TextIO) -> None:
         file=stream, width=surface.width, highlight=False, markup=False, emoji=False, soft_wrap=True
     )
     for line in render(report, surface):
-        text = line.text.encode("ascii", "backslashreplace").decode() if surface.ascii_only else line.text
+        # Also a path that is no UTF-8, which Python holds as lone surrogates.
+        text = line.text.encode("ascii" if surface.ascii_only else "utf-8", "backslashreplace").decode()
         console.print(Text(text, style=line.style))
 
 

@@ -20,7 +20,9 @@ FORMAT_VERSION = 1
 def write(report: Report) -> Path:
     """Write summary.json into the report's output folder. Raises OSError."""
     path = report.output / FILE
-    write_atomically(path, json.dumps(facts(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    text = json.dumps(facts(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    # A path that is no UTF-8 holds lone surrogates; their backslash form is JSON's own escape.
+    write_atomically(path, text.encode("utf-8", "backslashreplace").decode())
     return path
 
 

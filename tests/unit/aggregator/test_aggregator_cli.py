@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aggregator import cli
+from aggregator import cli, pipeline
+from msprobe_launch import __version__
 from msprobe_launch.records import roster
 from msprobe_launch.records.layout import RunLayout
 from msprobe_launch.records.roster import Manifest, RankMark
@@ -226,7 +230,10 @@ def test_formats(aggregate: Aggregate, make_run: Callable[..., Path], tmp_path: 
         (["--tolerance", "nan"], "not a positive number"),
         (["--steps", "8-5"], "runs backwards"),
         (["--ranks", "a"], "neither a number nor a range"),
-        (["--bensh", "x"], "unrecognized arguments|ambiguous|--bensh"),
+        (["--bensh", "x"], "unrecognized arguments: --bensh x Did you mean '--bench'"),
+        (["--tol", "0.1"], "unrecognized arguments: --tol 0.1"),
+        (["-o", ""], "an empty text is no path"),
+        (["--bench", ""], "an empty text is no path"),
         (["--config", "no.yaml"], "cannot be read"),
         (["--bench", "no-such-run"], "no-such-run: no such file or folder"),
         (["--attempt", "3"], "no attempt 3"),
@@ -291,3 +298,66 @@ def test_a_rank_without_items_is_not_used(
     assert code == 3
     assert "2 of 3 ranks x 1 step x 3 items" in out
     assert "rank 2, step 0: its dump holds 0 items" in out
+
+
+def test_an_unexpected_error_is_no_finding(
+    aggregate: Aggregate, make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise IndexError("list index\nout of range")
+
+    monkeypatch.setattr(pipeline, "aggregate", fail)
+    code, out, err = aggregate(make_run("t", 2.0))
+    assert (code, out) == (70, "")
+    assert err.startswith("msprobe-aggregate: internal error: IndexError: list index out of range (test_")
+    assert "Please report it" in err
+    assert "Traceback" not in err
+
+
+def test_version(aggregate: Aggregate) -> None:
+    code, out, _ = aggregate("--version")
+    assert (code, out) == (0, f"msprobe-aggregate {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("redirect", "code", "said"),
+    [
+        (">&-", 70, "stdout is closed; the report is in "),
+        ("> /dev/full", 70, "stdout cannot be written: No space left on device; the report is in "),
+        ("| head -1", 1, ""),
+        (">&- 2>&-", 70, ""),
+        ("--help > /dev/full", 70, "stdout cannot be written: No space left"),
+    ],
+)
+def test_stdout_that_does_not_take_it(
+    make_run: Callable[..., Path], tmp_path: Path, redirect: str, code: int, said: str
+) -> None:
+    run = make_run("t", float("inf"))
+    command = f"set -o pipefail; {sys.executable} -m aggregator {run} --jobs 1 -o {tmp_path}/out {redirect}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == bool(said)
+
+
+def test_paths_beyond_the_locale(make_run: Callable[..., Path]) -> None:
+    run = make_run("sp ü 日", 2.0, float("inf"))
+    env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "aggregator", str(run)], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert r"sp \xfc" in done.stdout
+    (path,) = run.glob("aggregate/*/summary.json")
+    assert json.loads(path.read_text())["inputs"] == [str(run)]
+
+
+def test_paths_that_are_no_utf8(aggregate: Aggregate, make_run: Callable[..., Path], tmp_path: Path) -> None:
+    run = make_run("t", 2.0, float("inf")).rename(tmp_path / "t\udcfc")
+    code, _, err = aggregate(run)
+    assert code == 2
+    assert "-o FOLDER" in err
+    code, out, _ = aggregate(run, "-o", tmp_path / "out")
+    assert code == 1
+    assert r"t\udcfc" in out
+    assert json.loads((tmp_path / "out/summary.json").read_text())["inputs"] == [str(run)]
