@@ -555,11 +555,16 @@ PROGRAMS: dict[str, Callable[[], list[object]]] = {
 }
 
 
+def write(out: str, hashes: dict[str, str]) -> None:
+    """Leave this rank's hashes in the folder."""
+    Path(out).mkdir(parents=True, exist_ok=True)
+    Path(out, f"rank{os.environ.get('RANK', '0')}.json").write_text(json.dumps(hashes, indent=1))
+
+
 def run(out: str, names: list[str], programs: dict[str, Callable[[], list[object]]]) -> None:
     """Run programs by name and write their hashes."""
     global _autocast
     torch.set_num_threads(1)
-    rank = int(os.environ.get("RANK", "0"))
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo")
     hashes = {}
@@ -568,8 +573,7 @@ def run(out: str, names: list[str], programs: dict[str, Callable[[], list[object
         wide = name.removesuffix(BF16)
         _autocast = contextlib.nullcontext if wide == name else lambda: torch.autocast("cpu", dtype=torch.bfloat16)
         hashes[name] = digest(programs[wide]())
-    Path(out).mkdir(parents=True, exist_ok=True)
-    Path(out, f"rank{rank}.json").write_text(json.dumps(hashes, indent=1))
+    write(out, hashes)
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -280,8 +280,8 @@ def work() -> object:
 
 
 QUESTIONS: list[Callable[[], object]] = [
-    identities, signatures, saved, copied, traced, listeners, hooks, odd_values, recursion, in_place, exceptions, threads,
-    children, work, state,
+    identities, signatures, saved, copied, traced, listeners, hooks, odd_values, recursion, in_place, exceptions,
+    threads, children, work, state,
 ]  # fmt: skip
 
 train(net, optimizer)
