@@ -30,7 +30,8 @@ class NonFinite:
     """The first item of one (step, rank) that is not finite and was not asked for.
 
     `position` is the call order of its op (0 = first op of the step). `made_here` is True where all inputs of the op
-    were finite, so that the op itself made the value.
+    were finite, or where one that is not is a plain number, which the script wrote into this very call. The latter is
+    told by `argument`, that item's name.
     """
 
     step: int | None
@@ -44,6 +45,7 @@ class NonFinite:
     npu_min: str
     parent: str | None
     stack: tuple[str, ...]
+    argument: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,23 +104,28 @@ def describe(dump: RankDump, partition: Path) -> RankStatistics | RankFailure:
 def _first(dump: RankDump, found: read.RankDump, scanned: nonfinite.Scan, row: int) -> NonFinite:
     items = found.items
     position = items.column("op")[row].as_py()
-    own = found.ops.slice(position, 1).to_pylist()[0]
+    op = found.ops.slice(position, 1).to_pylist()[0]
     op_rows = np.asarray(items.column("op").to_numpy()) == position
     inputs = op_rows & (np.asarray(items.column("role").to_numpy()) != read.ROLES.index(Role.OUTPUT))
     bad = scanned.nan | scanned.positive | scanned.negative
     is_output = not bool(inputs[row])
+    given = np.flatnonzero(inputs & bad)
+    literal = [int(at) for at in given if items.column("dtype")[int(at)].as_py() == nonfinite.PLAIN]
+    # Tensors that are not finite came from an earlier call, whatever else this one was given.
+    own = row in literal or (is_output and len(literal) == len(given))
     return NonFinite(
         step=dump.step,
         rank=dump.rank,
         position=position,
         item=items.column("name")[row].as_py(),
-        op=own["name"],
+        op=op["name"],
         kind=scanned.words(row),
-        made_here=is_output and not bool(np.any(inputs & bad)),
+        made_here=own,
         npu_max=str(items.column("max")[row].as_py()),
         npu_min=str(items.column("min")[row].as_py()),
-        parent=own["parent"],
-        stack=found.stacks[own["stack"]] if own["stack"] >= 0 else (),
+        parent=op["parent"],
+        stack=found.stacks[op["stack"]] if op["stack"] >= 0 else (),
+        argument=items.column("name")[literal[0]].as_py() if own and literal else "",
     )
 
 

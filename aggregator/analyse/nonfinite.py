@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 Mask = npt.NDArray[np.bool_]
 
 # A plain Python number's dtype cell, `<class 'float'>`, unlike a tensor's `torch.float32`.
-_PLAIN = "<class 'float'>"
+PLAIN = "<class 'float'>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,9 @@ def scan(items: pa.Table) -> Scan:
     nan |= valid["mean"] & np.isnan(columns["mean"]) & ~infinite
     positive = np.isposinf(columns["max"]) | np.isposinf(columns["min"])
     negative = np.isneginf(columns["min"]) | np.isneginf(columns["max"])
-    plain = np.asarray(pc.equal(items.column("dtype").cast(pa.string()), _PLAIN), dtype=bool)
-    asked = plain & (positive | negative | nan)
+    plain = np.asarray(pc.equal(items.column("dtype").cast(pa.string()), PLAIN), dtype=bool)
+    # A NaN is a finding wherever it comes from, also as an argument that the script wrote down.
+    asked = plain & (positive | negative) & ~nan
     for own, other in ((positive, negative), (negative, positive)):
         given = np.flatnonzero(plain & own)
         if len(given):

@@ -283,9 +283,12 @@ def _first_nonfinite(page: _Page, found: NonFinite) -> None:
     if found.parent:
         page.pair("inside", found.parent)
     page.pair("is", f"{found.kind} (max {found.npu_max}, min {found.npu_min})")
-    page.pair(
-        "made", "here: all inputs of this call are finite" if found.made_here else "before: it came in from outside"
-    )
+    if found.argument:
+        page.pair("made", f"here: the script passes it to this call as {found.argument.removeprefix(found.op + '.')}")
+    elif found.made_here:
+        page.pair("made", "here: all inputs of this call are finite")
+    else:
+        page.pair("made", "before: it came in from outside")
     page.pair("call", f"number {found.position + 1} of its step")
     _stack(page, found.stack)
 

@@ -76,6 +76,33 @@ def test_masks_are_asked_for_and_nan_is_not(describe: Callable[..., RankStatisti
     assert found.first.kind == "NaN"
 
 
+def test_a_nan_that_the_script_passes_in(describe: Callable[..., RankStatistics], make_tensor: Tensor) -> None:
+    given = {"type": "float", "value": math.nan}
+    nan = make_tensor(math.nan)
+    ops = {
+        "Tensor.masked_fill.0.forward": _op([make_tensor(1.0), given], nan),
+        "Torch.mul.0.forward": _op([nan], nan),
+    }
+    found = describe(ops)
+    assert (found.findings, found.asked_for) == (4, 0)
+    first = found.first
+    assert first is not None
+    assert (first.item, first.kind, first.made_here) == ("Tensor.masked_fill.0.forward.input.1", "NaN", True)
+    assert first.argument == first.item
+
+
+def test_what_a_call_makes_of_its_own_argument(describe: Callable[..., RankStatistics], make_tensor: Tensor) -> None:
+    given = {"type": "float", "value": -INF}
+    # The output also holds a +Inf, so that it is no mask.
+    found = describe({"Tensor.mul.0.forward": _op([make_tensor(1.0), given], make_tensor(INF, -INF))})
+    assert found.first is not None
+    assert (found.first.item, found.first.made_here) == ("Tensor.mul.0.forward.output.0", True)
+    assert found.first.argument == "Tensor.mul.0.forward.input.1"
+    found = describe({"Tensor.mul.0.forward": _op([make_tensor(INF), given], make_tensor(INF, -INF))})
+    assert found.first is not None
+    assert (found.first.item, found.first.made_here) == ("Tensor.mul.0.forward.input.0", False)
+
+
 def test_an_infinity_nobody_asked_for(describe: Callable[..., RankStatistics], make_tensor: Tensor) -> None:
     found = describe({"Torch.log.0.forward": _op([make_tensor(0.0)], make_tensor(-INF))})
     assert found.first is not None
