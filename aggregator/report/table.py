@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
@@ -70,24 +71,26 @@ def write_merged(
             if book is not None:
                 writers.append(_Sheet(book, metric))
             _write_metric(plan, metric, writers)
-    finally:
+    except BaseException:
         if book is not None:
-            book.close()
-            written.insert(0, book.path)
+            book.discard()
+        raise
+    if book is not None:
+        book.close()
+        written.insert(0, book.path)
     return tuple(written)
 
 
 def _write_metric(plan: MergePlan, metric: str, writers: Sequence[BlockWriter]) -> None:
     needs_text = any(writer.needs_text for writer in writers)
-    try:
+    with contextlib.ExitStack() as closing:
+        for writer in writers:
+            closing.callback(writer.close)
         for block in merge.blocks(plan, metric):
             # Texts are half the cost of a table; parquet needs none.
             shown = [c.shown(percentage=block.percentage) for c in block.columns] if needs_text else []
             for writer in writers:
                 writer.write(block, shown)
-    finally:
-        for writer in writers:
-            writer.close()
 
 
 class _Parquet:

@@ -8,6 +8,7 @@ follows ECMA-376 part 1: cells and rows need no `r` attribute; texts are inline 
 
 from __future__ import annotations
 
+import contextlib
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,14 +51,16 @@ _STYLES = (
 class Workbook:
     """Writes sheets one after the other into `path`; the file appears under its name only when it is whole.
 
-    Use: `begin_sheet`, `write_rows` any number of times, `end_sheet`, ..., `close`. Raises OSError as the disk does.
+    Use: `begin_sheet`, `write_rows` any number of times, `end_sheet`, ..., `close`; `discard` instead after any error.
+    Raises OSError as the disk does.
     """
 
     def __init__(self, path: Path, *, max_rows: int = MAX_ROWS) -> None:
         self.path = path
         self._max_rows = max_rows
         self._temporary = path.with_name(f".{path.name}.tmp")
-        self._zip = zipfile.ZipFile(self._temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=_COMPRESSION)
+        self._file = self._temporary.open("wb")
+        self._zip = zipfile.ZipFile(self._file, "w", zipfile.ZIP_DEFLATED, compresslevel=_COMPRESSION)
         self._sheets: list[str] = []
         self._stream: IO[bytes] | None = None
         self._title = ""
@@ -94,15 +97,32 @@ class Workbook:
         self._close_stream()
 
     def close(self) -> None:
-        """Write what binds the sheets together and give the file its name."""
-        self._close_stream()
-        if not self._sheets:
-            self.begin_sheet("empty", [])
+        """Write what binds the sheets together and give the file its name; nothing is left of it after an error."""
+        try:
             self._close_stream()
-        for name, text in self._binding().items():
-            self._zip.writestr(name, text)
-        self._zip.close()
-        self._temporary.replace(self.path)
+            if not self._sheets:
+                self.begin_sheet("empty", [])
+                self._close_stream()
+            for name, text in self._binding().items():
+                self._zip.writestr(name, text)
+            self._zip.close()
+            self._file.close()
+            self._temporary.replace(self.path)
+        except BaseException:
+            self.discard()
+            raise
+
+    def discard(self) -> None:
+        """Give up: the temporary file is removed, whatever state the archive is in. Never raises."""
+        with contextlib.suppress(Exception):
+            if self._stream is not None:
+                self._stream.close()
+        # An archive without a file has nothing left to write when it is collected, on a disk that is still full.
+        self._zip.fp = None
+        with contextlib.suppress(OSError):
+            self._file.close()
+        with contextlib.suppress(OSError):
+            self._temporary.unlink()
 
     # -- inside
 

@@ -361,3 +361,21 @@ def test_paths_that_are_no_utf8(aggregate: Aggregate, make_run: Callable[..., Pa
     assert code == 1
     assert r"t\udcfc" in out
     assert json.loads((tmp_path / "out/summary.json").read_text())["inputs"] == [str(run)]
+
+
+def test_a_full_disk_is_one_clean_message(
+    aggregate: Aggregate, make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    opened = Path.open
+
+    def full(path: Path, *args: Any, **more: Any) -> Any:
+        if path.name.endswith(".xlsx.tmp"):
+            path.symlink_to("/dev/full")
+        return opened(path, *args, **more)
+
+    monkeypatch.setattr(Path, "open", full)
+    code, out, err = aggregate(make_run("t", 2.0, 2.0), "-o", tmp_path / "out", "--format", "xlsx")
+    assert (code, out) == (2, "")
+    assert "No space left on device\nWrite elsewhere with -o FOLDER." in err
+    assert len(err.splitlines()) == 2
+    assert not list((tmp_path / "out").rglob("*.tmp"))

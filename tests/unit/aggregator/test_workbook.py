@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import hashlib
 import zipfile
 from pathlib import Path
 from xml.etree import ElementTree
@@ -65,3 +67,28 @@ def test_nothing_stands_under_the_name_before_it_is_whole(tmp_path: Path) -> Non
     book.close()
     assert (tmp_path / "a.xlsx").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["a.xlsx"]
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("height", [10, 200_000])
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, height: int) -> None:
+    """Both where it fails while rows are written and where it fails at the end."""
+    (tmp_path / ".a.xlsx.tmp").symlink_to("/dev/full")
+    # Texts that do not compress, so that the buffer of the file runs over.
+    texts = pa.array([hashlib.sha256(str(i).encode()).hexdigest() for i in range(height)])
+    with pytest.raises(OSError, match="No space left on device"):
+        _one_column(tmp_path / "a.xlsx", texts)
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+
+
+def _one_column(path: Path, texts: pa.Array) -> None:
+    book = Workbook(path)
+    try:
+        book.begin_sheet("x", ["NPU Name"])
+        book.write_rows([texts], [None])
+        book.end_sheet()
+    except BaseException:
+        book.discard()
+        raise
+    book.close()
