@@ -97,9 +97,9 @@ def describe(answers: Sequence[Where], running: Mapping[int, int]) -> list[str]:
     lines = []
     for (name, number, step, at), ranks in waiting.items():
         lines.append(f"{rank_list(sorted(ranks))} wait in {name} (collective {number} of step {step}) at {at}")
-    come = "did not come" if waiting else "are"
+    come = " did not come:" if waiting else ":"
     for (step, at), ranks in elsewhere.items():
-        lines.append(f"{rank_list(sorted(ranks))} {come}: in step {step} at {at}")
+        lines.append(f"{rank_list(sorted(ranks))}{come} in step {step} at {at}")
     for rank in sorted(set(running) - {where.rank for where in answers}):
         lines.append(f"rank {rank} did not answer: {_state(running[rank])}")
     if len(waiting) == 1 and not elsewhere and len(answers) == len(running):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import warnings
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -110,7 +111,10 @@ def _locked(layout: RunLayout) -> Iterator[None]:
 
     lock = filelock.FileLock(layout.manifest_lock, timeout=LOCK_TIMEOUT_SECONDS)
     try:
-        lock.acquire()
+        with warnings.catch_warnings():
+            # Where there is no flock, filelock makes do with a file's existence, and warns: that will do for us.
+            warnings.simplefilter("ignore", UserWarning)
+            lock.acquire()
     except (OSError, NotImplementedError) as error:  # filelock's Timeout is an OSError
         get_logger().warning("%s cannot be locked (%s), going on without", layout.manifest_lock, error)
     try:

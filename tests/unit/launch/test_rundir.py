@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import fcntl
+import os
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -67,3 +70,31 @@ def test_files_of_no_known_run_refuse_it(tmp_path: Path) -> None:
     (tmp_path / "roster").mkdir()
     with pytest.raises(RunDirectoryError, match="it holds roster"):
         sign(RunLayout(tmp_path), MANIFEST)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EIO])
+def test_without_a_working_lock_the_manifest_is_still_written_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Some Lustre and NFS mounts refuse flock."""
+
+    def refuses(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuses)
+    layout = RunLayout(tmp_path / "run")
+    sign(layout, MANIFEST)
+    sign(layout, dataclasses.replace(MANIFEST, host="another node"))
+    assert load(layout.manifest, Manifest).host == MANIFEST.host
+    with pytest.raises(RunDirectoryError, match="it holds a run started"):
+        sign(layout, dataclasses.replace(MANIFEST, started="later"))
+    assert not [path for path in layout.root.iterdir() if path.name.startswith(".manifest.json")]
+
+
+def test_a_long_script_name_gives_a_name_that_the_file_system_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = default_run_dir("语" * 84 + ".py", NOON)
+    assert len(path.name.encode()) <= 255
+    make_fresh(path)
