@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-TIMEOUT = 60.0
+TIMEOUT = 150.0
 
 
 class Started:
