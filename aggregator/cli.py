@@ -96,7 +96,7 @@ def parser() -> argparse.ArgumentParser:
         "--config", type=_path, metavar="FILE", help="merge.yaml with api and compare_index, as msprobe's"
     )
     made.add_argument(
-        "-o", "--output", type=_path, metavar="DIR", help="where to write (default: DIR/aggregate/<time>)"
+        "-o", "--output", type=_path, metavar="DIR", help="new folder to write to (default: DIR/aggregate/<time>)"
     )
     made.add_argument(
         "--tolerance",
@@ -124,7 +124,7 @@ def parser() -> argparse.ArgumentParser:
         help=f"files of the merged tables, out of {','.join(FORMATS)} (default: all)",
     )
     made.add_argument(
-        "--allow-missing", action="store_true", help="ranks that left nothing are known: not partial input"
+        "--allow-missing", action="store_true", help="ranks and steps that left nothing are known: not partial input"
     )
     made.add_argument("--jobs", type=_positive, metavar="N", help="processes (default: as cores and memory allow)")
     return made  # fmt: skip

@@ -30,7 +30,7 @@ from aggregator.report.base import Report, Task
 from aggregator.report.table import Format, write_merged
 from aggregator.sources import LeftOut, ResultSet, Run
 from msprobe_launch.errors import NothingUsable, RunDirectoryError, UnreadableInput, UsageError
-from msprobe_launch.records.layout import RankFolder
+from msprobe_launch.records.layout import RankFolder, step_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +145,10 @@ def _from_pairs(request: Request, run: Run, bench: Run, bench_paths: tuple[Path,
         failures,
         executor,
         missing=attendance.missing(run, request.ranks),
+        missing_steps=attendance.missing_steps(run, request.steps),
         expected=attendance.expected(run),
         bench=bench_paths,
-        notes=run.notes + notes,
+        notes=run.notes + tuple(f"bench: {note}" for note in bench.notes) + notes,
         rank_notes=attendance.roster_notes(run),
     )
 
@@ -188,6 +189,7 @@ def _from_run(request: Request, run: Run, executor: Executor) -> Report:
         alone=described,
         failures=failures,
         missing=attendance.missing(run, request.ranks),
+        missing_steps=attendance.missing_steps(run, request.steps),
         expected=attendance.expected(run),
         allow_missing=request.allow_missing,
         first_nonfinite=min(
@@ -212,6 +214,7 @@ def _compared_report(
     executor: Executor,
     *,
     missing: tuple[MissingRank, ...],
+    missing_steps: tuple[int, ...] = (),
     expected: int | None,
     bench: tuple[Path, ...] = (),
     left_out: tuple[LeftOut, ...] = (),
@@ -243,6 +246,7 @@ def _compared_report(
         compared=compared,
         failures=tuple(sorted([*failures, *odd], key=rank_order)),
         missing=missing,
+        missing_steps=missing_steps,
         left_out=left_out,
         expected=expected,
         allow_missing=request.allow_missing,
@@ -351,6 +355,8 @@ def divergence_at(comparison: RankComparison, row: int) -> Divergence | None:
 def _make_output(request: Request, root: Path) -> Path:
     """The output folder, made. Raises RunDirectoryError with the next command where it cannot be written."""
     base = root if root.is_dir() else root.parent
+    if request.output is not None:
+        _check_empty(request.output)
     output = request.output or _fresh(base / "aggregate" / request.time)
     try:
         str(output.absolute()).encode()
@@ -371,6 +377,27 @@ def _make_output(request: Request, root: Path) -> Path:
             hint=f"Write elsewhere: msprobe-aggregate {given} -o FOLDER",
         ) from error
     return output
+
+
+def _check_empty(folder: Path) -> None:
+    """Raises UsageError where a report would be mixed with what lies there already."""
+    try:
+        there = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
+    except OSError:
+        return  # not there yet, or told by who makes it
+    if not there:
+        return
+    a_step = any(step_number(Path(name)) is not None for name in there)
+    if "manifest.json" in there or (a_step and "summary.json" not in there):
+        what = "is a run directory"
+    elif "summary.json" in there:
+        what = "holds a report already"
+    else:
+        what = f"is not empty ({len(there)} entries, such as {there[0]})"
+    raise UsageError(
+        f"-o {folder} {what}; a report goes into a folder of its own",
+        hint=f"Name a new one, such as -o {folder}/report, or leave out -o to write to DIR/aggregate/<time>.",
+    )
 
 
 def _fresh(folder: Path) -> Path:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aggregator.model import RankFailure
@@ -39,7 +39,10 @@ class RankDump:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The dumps of one attempt of a run, over all given roots (each node of a job may have its own run directory)."""
+    """The dumps of one attempt of a run, over all given roots (each node of a job may have its own run directory).
+
+    `recorded` are the steps that the roster says are on disk; nothing where only a part of a run was named.
+    """
 
     roots: tuple[Path, ...]
     dumps: tuple[RankDump, ...]
@@ -47,6 +50,7 @@ class Run:
     marks: tuple[RankMark, ...] = ()
     notes: tuple[str, ...] = ()
     failures: tuple[RankFailure, ...] = ()
+    recorded: frozenset[int] = frozenset()
 
     @property
     def steps(self) -> tuple[int | None, ...]:
@@ -100,9 +104,15 @@ def find(paths: Sequence[Path], *, attempt: int | None = None) -> Run | ResultSe
     """
     runs: list[Run] = []
     results: list[ResultSet] = []
+    taken: dict[Path, Path] = {}
+    twice: list[tuple[Path, str]] = []
     for path in paths:
         if not path.exists():
             raise UsageError(f"{path}: no such file or folder", hint=_beside(path))
+        other = taken.setdefault(path.resolve(), path)
+        if other is not path:
+            twice.append((path, "given twice" if other == path else f"the same as {other}, which is read"))
+            continue
         found = _run_at(path, attempt)
         if found is not None:
             runs.append(found)
@@ -113,7 +123,11 @@ def find(paths: Sequence[Path], *, attempt: int | None = None) -> Run | ResultSe
             f"{runs[0].roots[0]} holds dumps and {results[0].roots[0]} compare results; they cannot be merged together",
             hint="Run msprobe-aggregate once for each.",
         )
-    return _joined_runs(runs) if runs else _joined_results(results)
+    if runs:
+        run = _joined_runs(runs)
+        return replace(run, notes=run.notes + tuple(f"{path}: {why}" for path, why in twice))
+    joined = _joined_results(results)
+    return replace(joined, left_out=joined.left_out + tuple(LeftOut(path, why) for path, why in twice))
 
 
 def find_run(paths: Sequence[Path], *, attempt: int | None = None) -> Run:
@@ -162,7 +176,8 @@ def _run_at(path: Path, attempt: int | None) -> Run | None:
     if len(attempts) > 1:
         others = ", ".join(str(a) for a in attempts if a != chosen.attempt)
         notes = (f"attempt {chosen.attempt} of {path.name} is read; left out: {others} (--attempt K takes another)",)
-    return _with_roster(chosen, (path,), dumps, notes)
+    run = _with_roster(chosen, (path,), dumps, notes)
+    return replace(run, recorded=frozenset(step for mark in run.marks for step in mark.steps))
 
 
 def _has_dump(path: Path) -> bool:
@@ -208,6 +223,7 @@ def _joined_runs(runs: Sequence[Run]) -> Run:
             next((run.manifest for run in runs if run.manifest is not None), None),
             tuple(sorted({mark.rank: mark for run in runs for mark in run.marks}.values(), key=lambda m: m.rank)),
             tuple(note for run in runs for note in run.notes),
+            recorded=frozenset(step for run in runs for step in run.recorded),
         )
     if not run.dumps:
         raise NothingUsable(_nothing_recorded(run), hint="See the logs folder of the run for why its ranks ended.")

@@ -56,6 +56,12 @@ def missing(run: Run, asked: frozenset[int] = frozenset()) -> tuple[MissingRank,
     )
 
 
+def missing_steps(run: Run, asked: frozenset[int] = frozenset()) -> tuple[int, ...]:
+    """Steps that the roster says were recorded and of which no rank's folder is there."""
+    wanted = run.recorded & asked if asked else run.recorded
+    return tuple(sorted(wanted - {step for step in run.steps if step is not None}))
+
+
 def expected(run: Run) -> int | None:
     """How many ranks should have recorded, None where the question makes no sense."""
     if _one_rank_named(run) or all(dump.rank is None for dump in run.dumps):

@@ -64,6 +64,7 @@ class Report:
     alone: tuple[RankStatistics, ...] = ()
     failures: tuple[RankFailure, ...] = ()
     missing: tuple[MissingRank, ...] = ()
+    missing_steps: tuple[int, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     expected: int | None = None
     allow_missing: bool = False
@@ -118,6 +119,9 @@ class Report:
         if self.missing and not self.allow_missing:
             count = len({entry.rank for entry in self.missing})
             reasons.append(f"{count} {'rank' if count == 1 else 'ranks'} missing")
+        if self.missing_steps and not self.allow_missing:
+            count = len(self.missing_steps)
+            reasons.append(f"{count} {'step' if count == 1 else 'steps'} missing")
         cut = sum(entry.partial for entry in self.usable)
         if cut:
             reasons.append(f"{cut} unfinished")

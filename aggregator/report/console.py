@@ -197,14 +197,25 @@ def _head(page: _Page, report: Report) -> None:
 def _first(page: _Page, report: Report) -> None:
     if report.first is None:
         if report.usable:
-            page.heading("No divergence", "bold green")
-            page.text("Nothing differs by more than rounding of its dtype explains.")
+            _none(page, report)
         return
     page.heading(f"FIRST DIVERGENCE: {_where(report.first.rank, report.first.step)}", "bold red")
     _divergence(page, report.first)
     if report.common is not None:
         page.text("Earlier, but on all ranks alike, and what follows it agrees again:", style="bold")
         _divergence(page, report.common, brief=True)
+
+
+def _none(page: _Page, report: Report) -> None:
+    if report.mode is Mode.STRUCTURE:
+        page.heading("Names only")
+        page.text("Names were compared, no values: at least one side was recorded with task structure.")
+        return
+    page.heading("No divergence", "bold green")
+    if report.mode is Mode.MD5:
+        page.text("No checksum differs from its bench's.")
+    else:
+        page.text("Nothing differs by more than rounding of its dtype explains.")
 
 
 def _divergence(page: _Page, found: Divergence, *, brief: bool = False) -> None:
@@ -255,6 +266,9 @@ def _counts(page: _Page, report: Report) -> None:
     named += [f"{word or 'no word'} {count:,}" for word, count in sorted(words.items()) if count]
     page.pair("msprobe", ", ".join(named))
     rule = " by more than rounding explains" if report.tolerance is None else f" by more than {report.tolerance:g}"
+    if report.mode is Mode.STRUCTURE:
+        page.pair("ours", f"{report.rows:,} names compared, no values")
+        return
     if report.mode is Mode.MD5:
         rule = ""
     page.pair("ours", f"{report.findings:,} of {report.rows:,} rows differ{rule}")
@@ -275,7 +289,8 @@ def _nonfinite(page: _Page, report: Report) -> None:
         page.pair("in all", f"{report.findings:,} of {report.rows:,} items are not finite")
     asked = sum(entry.asked_for for entry in report.alone)
     if asked:
-        page.text(f"{asked:,} items hold infinities that the script itself passed in (masks); not counted.")
+        hold = "item holds" if asked == 1 else "items hold"
+        page.text(f"{asked:,} {hold} infinities that the script itself passed in (masks); not counted.")
 
 
 def _first_nonfinite(page: _Page, found: NonFinite) -> None:
@@ -379,6 +394,13 @@ def _unusable(page: _Page, report: Report) -> None:
             where = "" if steps == [None] else f" in step {number_ranges(steps)}"
             page.text(f"rank {rank} left nothing{where}" + (f": {reason}" if reason else ""))
         _more(page, len(by_rank))
+    if report.missing_steps:
+        count = len(report.missing_steps)
+        page.heading(f"MISSING: {count} {_plural(count, 'step')}", "bold yellow")
+        page.text(
+            f"{_plural(count, 'step')} {number_ranges(report.missing_steps)}: recorded according to the roster, "
+            "and no folder is there"
+        )
     cut = [entry for entry in report.usable if entry.partial]
     if cut:
         page.heading(f"UNFINISHED: {len(cut)}", "bold yellow")
@@ -454,9 +476,9 @@ def next_command(report: Report) -> tuple[str, ...]:
             step = "" if report.first.step is None else f"step{report.first.step}/"
             files = f"{shlex.quote(str(report.output))}/{step}merged/*.csv"
             return ("That item over all ranks:", f"grep -F {shlex.quote(report.first.item)} {files}")
-    if report.missing and not report.allow_missing:
+    if (report.missing or report.missing_steps) and not report.allow_missing:
         bench = "".join(f" --bench {shlex.quote(str(path))}" for path in report.bench)
-        return ("To take the missing ranks as known:", f"msprobe-aggregate {given}{bench} --allow-missing")
+        return ("To take what is missing as known:", f"msprobe-aggregate {given}{bench} --allow-missing")
     return ()
 
 

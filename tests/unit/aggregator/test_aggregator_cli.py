@@ -190,14 +190,15 @@ def test_order_of_the_folders_does_not_matter(
         for side, value in (("t", weight), ("b", 2.0)):
             write_dump(tmp_path / f"{side}{node}/step0/rank{node}", _linear(make_tensor, value))
     seen = set()
-    for order in itertools.permutations(range(3)):
-        out = tmp_path / "out"
+    for number, order in enumerate(itertools.permutations(range(3))):
+        out = tmp_path / f"out{number}"
         bench = [flag for node in order for flag in ("--bench", tmp_path / f"b{node}")]
         code, _, _ = aggregate(*(tmp_path / f"t{node}" for node in order), *bench, "-o", out, "--format", "parquet")
         assert code == 1
         facts = json.loads((out / "summary.json").read_text())
         assert facts["first"]["rank"] == 1
-        for changing in ("inputs", "bench", "time", "files", "next"):
+        assert [entry["rank"] for entry in facts["compared"]] == [0, 1, 2]
+        for changing in ("inputs", "bench", "time", "files", "next", "output", "compared"):
             del facts[changing]
         seen.add(json.dumps(facts))
     assert len(seen) == 1
@@ -379,3 +380,76 @@ def test_a_full_disk_is_one_clean_message(
     assert "No space left on device\nWrite elsewhere with -o FOLDER." in err
     assert len(err.splitlines()) == 2
     assert not list((tmp_path / "out").rglob("*.tmp"))
+
+
+def test_steps_that_the_roster_has_and_the_disk_has_not(aggregate: Aggregate, make_run: Callable[..., Path]) -> None:
+    for name in ("t", "b"):
+        for step in (0, 2):
+            run = make_run(name, 2.0, 2.0, step=step)
+        make_run("b", 2.0, 2.0, step=5)
+    layout = RunLayout(run.with_name("t"))
+    for rank in (0, 1):
+        mark = RankMark(rank, attached=True, world_size=2, steps=(0, 1, 2, 3), finished=True)
+        roster.save(layout.roster_mark(rank), mark)
+    for flags in ((), ("--bench", run)):
+        code, out, _ = aggregate(layout.root, *flags)
+        assert code == 3
+        assert "MISSING: 2 steps\n  steps 1, 3: recorded according to the roster" in out
+        assert "partial input (2 steps missing)" in out
+        assert aggregate(layout.root, *flags, "--steps", "0,2")[0] == 0
+        assert aggregate(layout.root, *flags, "--allow-missing")[0] == 0
+    assert "steps only in the bench, not compared: 5" in out
+    assert aggregate(layout.step(0))[0] == 0
+
+
+def test_the_same_folder_twice(
+    aggregate: Aggregate, make_run: Callable[..., Path], result_csv: Write, make_row: Row, tmp_path: Path
+) -> None:
+    run = make_run("t", 2.0, 2.0)
+    link = tmp_path / "link"
+    link.symlink_to(run)
+    code, out, _ = aggregate(run, link, run)
+    assert code == 0
+    assert "2 of 2 ranks x 1 step x 3 items = 6 rows" in out
+    notes = json.loads(next(run.glob("aggregate/*/summary.json")).read_text())["notes"]
+    assert notes == [f"{link}: the same as {run}, which is read", f"{run}: given twice"]
+    code, out, _ = aggregate(run, "--bench", run, "--bench", link)
+    assert f"bench:{link}:thesameas{run}" in re.sub(r"\s", "", out)
+    results = result_csv(tmp_path / "r/compare_result_rank0_1.csv", [make_row("Torch.a.0.forward.output.0")]).parent
+    code, out, _ = aggregate(results, results)
+    assert "Left out: 1\n  r: given twice" in out
+
+
+@pytest.mark.parametrize("what", ["run", "report", "foreign"])
+def test_a_report_gets_a_folder_of_its_own(
+    aggregate: Aggregate, make_run: Callable[..., Path], tmp_path: Path, what: str
+) -> None:
+    run = make_run("t", 2.0)
+    output = run if what == "run" else tmp_path / "out"
+    if what == "report":
+        assert aggregate(run, "-o", output)[0] == 0
+    elif what == "foreign":
+        output.mkdir()
+        (output / "notes.txt").touch()
+    before = sorted(tmp_path.rglob("*"))
+    code, _, err = aggregate(run, "-o", output)
+    assert code == 2
+    said = {"run": "is a run directory", "report": "holds a report already", "foreign": "is not empty (1 entries, such"}
+    assert f"-o {output} {said[what]}" in err
+    assert f"-o {output}/report, or leave out -o" in err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_names_only_say_so(aggregate: Aggregate, make_run: Callable[..., Path], tmp_path: Path) -> None:
+    target, bench = make_run("t", 2.0), make_run("b", 2.0)
+    for run in (target, bench):
+        dump = run / "step0/rank0/dump.json"
+        dump.write_text(dump.read_text().replace('"statistics"', '"structure"'))
+    code, out, _ = aggregate(target, "--bench", bench)
+    assert code == 0
+    assert "Names only" in out
+    assert "rounding" not in out
+    code, out, _ = aggregate(target)
+    assert code == 0
+    assert "No NaN" not in out
+    assert "Names only" in out

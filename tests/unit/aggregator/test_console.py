@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from aggregator.alone import RankStatistics
 from aggregator.analyse.attendance import MissingRank, RankNote
 from aggregator.columns import Mode
 from aggregator.model import Divergence, RankComparison, RankFailure
@@ -152,3 +153,9 @@ def test_user_frame_is_the_innermost_outside_packages() -> None:
     assert user_frame((package, library, own, "File other.py, line 1, in m, \n x")) == own
     assert user_frame((package, library)) == package
     assert user_frame(()) is None
+
+
+def test_one_item_is_no_plural() -> None:
+    entry = RankStatistics(0, 0, Path("p"), Path("s"), rows=3, ops=1, metrics=("NPU max",), asked_for=1)
+    text = _text(_report(task=Task.ALONE, compared=(), alone=(entry,), first=None))
+    assert "1 item holds infinities" in text
