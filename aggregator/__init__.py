@@ -8,15 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from aggregator.frames import compare_runs as compare_runs
     from aggregator.frames import load as load
 
-__all__ = ["load"]
+__all__ = ["compare_runs", "load"]
 
 
 def __getattr__(name: str) -> Any:
     # Late: the command's --help must not pay for pandas.
-    if name == "load":
-        from aggregator.frames import load
+    if name in __all__:
+        from aggregator import frames
 
-        return load
+        return getattr(frames, name)
     raise AttributeError(name)

@@ -223,6 +223,7 @@ def _table(
     differs = found & ~fits
     hidden, other_hidden = _joined(items["value"], other["value"])[:2]
     differs |= matched & (hidden != other_hidden)
+    differs |= _arguments_missing(items, bench.items, matching.bench_row)
     blank = pa.array(~matched)
 
     def shown(column: Any) -> pa.Array:
@@ -267,6 +268,30 @@ def _table(
     out["parent"] = parents.take(op)
     out[sheet.INTEGERS] = pa.array(integers.astype(np.uint8))
     return pa.table(out), differs
+
+
+def _arguments_missing(items: pa.Table, bench: pa.Table, bench_row: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """The last input of each op whose bench has an input more: an argument was left out (and has its default).
+
+    Ops that have unmatched inputs of their own are passed over: those name their arguments otherwise.
+    """
+    op, bench_op = items["op"].to_numpy(), bench["op"].to_numpy()
+    is_input = items["role"].to_numpy() == read.ROLES.index(Role.INPUT)
+    rows = np.flatnonzero(bench_row >= 0)
+    free = np.ones(len(bench_op), bool)
+    free[bench_row[rows]] = False
+    free &= bench["role"].to_numpy() == read.ROLES.index(Role.INPUT)
+    found = np.zeros(len(op), bool)
+    if not free.any() or not len(rows):
+        return found
+    counterpart = np.full(int(bench_op.max()) + 1, -1, np.int64)
+    counterpart[bench_op[bench_row[rows]]] = op[rows]
+    lacking = np.unique(counterpart[bench_op[free]])
+    own = np.unique(op[is_input & (bench_row < 0)])
+    for place in np.setdiff1d(lacking[lacking >= 0], own).tolist():
+        inputs = np.flatnonzero((op == place) & is_input)
+        found[inputs[-1:]] = True
+    return found
 
 
 def _with_excess(

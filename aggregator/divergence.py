@@ -137,6 +137,9 @@ def excess(
         certain |= has_both & (npu != bench)
     else:
         _of_statistics(table, tolerance, matched, out, certain, apart)
+    unread = _uninitialised(table)
+    out[unread] = np.nan
+    certain[unread] = False
     for name in ("Dtype", "Tensor Shape"):
         canonical = canonical_dtype if name == "Dtype" else str
         npu, bench = _same_codes(_texts(table, f"NPU {name}"), _texts(table, f"Bench {name}"), canonical)
@@ -144,7 +147,41 @@ def excess(
     if differs is not None:
         certain |= differs
     out[certain] = math.inf
+    _blame_additions(table, matched, out)
     return out
+
+
+def _blame_additions(table: pa.Table, matched: npt.NDArray[np.bool_], out: npt.NDArray[np.float64]) -> None:
+    """Where the first finding is the value of an input, and the call just before it is none of the bench's, that call
+    is named: it changed what the next one takes in."""
+    rows = np.flatnonzero(np.nan_to_num(out, nan=0.0, posinf=math.inf) > 1.0)
+    if not len(rows) or rows[0] == 0 or math.isinf(out[rows[0]]) or table["role"][int(rows[0])].as_py() != "input":
+        return
+    ops = _texts(table, "op").codes
+    first_row = int(np.flatnonzero(ops == ops[rows[0]])[0])
+    if first_row == 0:
+        return
+    before = np.flatnonzero(ops == ops[first_row - 1])
+    if not matched[before].any() and table["role"][int(before[-1])].as_py() == "output":
+        out[before[-1]] = math.inf
+
+
+_ALLOCATES = re.compile(r"\.(?:new_)?empty(?:_like|_strided|_with_format|_permuted)?\.\d+\.forward$")
+_OVERWRITES = re.compile(
+    r"\.(?:zero_|fill_|copy_|normal_|uniform_|random_|bernoulli_|exponential_|geometric_|cauchy_|log_normal_)"
+    r"\.\d+\.forward$"
+)
+
+
+def _uninitialised(table: pa.Table) -> npt.NDArray[np.bool_]:
+    """Rows whose values nobody has computed: what an allocation gives, and what an in-place fill finds."""
+    ops = _texts(table, "op")
+    found = ops.among(_ALLOCATES.search) & _texts(table, "role").among(lambda text: text == "output")
+    overwritten = np.flatnonzero(ops.among(_OVERWRITES.search))
+    if len(overwritten):
+        names = table[NPU_NAME].take(pa.array(overwritten))
+        found[overwritten] |= pc.ends_with(names, ".input.0").to_numpy()
+    return found
 
 
 def with_excess(table: pa.Table, mode: Mode, *, tolerance: float | None = None) -> pa.Table:
@@ -493,6 +530,8 @@ def _reason(cells: dict[str, str], mode: Mode, found: float) -> str:
     if cells[columns.BENCH_NAME] == "N/A":
         if cells.get("NPU max", "").lower() in _NON_FINITE:
             return f"max {cells['NPU max']}, and no counterpart in the bench"
+        if cells.get("role") == "output":
+            return "the bench has no such call, and what comes after it differs"
         return f"the bench's call has no item of this place and type ({dtypes[0]})"
     if canonical_dtype(dtypes[0]) != canonical_dtype(dtypes[1]):
         return f"dtype {dtypes[0]} against {dtypes[1]}"
@@ -515,7 +554,10 @@ def _reason(cells: dict[str, str], mode: Mode, found: float) -> str:
         weights[name] = abs(x - y) / scale if x != y else 0.0
         told[name] = f"{name} {_short(x)} against {_short(y)}, {_percent(x, y)} apart"
     if not weights:
-        return "differs by what the table does not show (slice bounds, peer, memory format)"
+        return (
+            "differs by what the table does not show (an argument that only the bench has, slice bounds, peer, memory "
+            "format)"
+        )
     if math.isinf(found) and cells["NPU max"] == cells["NPU min"] == cells["NPU mean"]:
         return f"value {cells['NPU max']} against {cells['Bench max']}"
     worst = max(weights, key=lambda name: weights[name])

@@ -8,12 +8,14 @@ frame[frame["op"].str.contains("layer_norm") & (frame["role"] == "output")]
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 import pandas as pd
 
-from aggregator import sources
+from aggregator import compare, match, sources
+from aggregator.model import RankFailure
 from aggregator.read import ROLES, read
 from msprobe_launch.errors import NothingUsable, UnreadableInput
 
@@ -80,3 +82,60 @@ def _frame(dump: sources.RankDump) -> pd.DataFrame:
     frame.insert(0, "rank", dump.rank)
     frame.insert(0, "step", dump.step)
     return frame
+
+
+def compare_runs(
+    target: str | os.PathLike[str],
+    bench: str | os.PathLike[str],
+    *,
+    steps: Iterable[int] | None = None,
+    ranks: Iterable[int] | None = None,
+    tolerance: float | None = None,
+    matching: match.Options = match.PLAIN,
+) -> pd.DataFrame:
+    """Every item of `target` beside its counterpart in `bench`: a row per step, rank and item in call order.
+
+    Columns: `step`, `rank` (Int64), then those of a partition (`aggregator.model`: msprobe's columns, `op`, `role`,
+    `parent`, `excess`). A column of numbers is float64, NaN where the cell is a word, which then stands in
+    `<column>:text`; `excess` above 1 is a finding. Ranks that cannot be compared are in `frame.attrs["failures"]`,
+    the first divergence of each rank in `frame.attrs["first"]`, notes in `frame.attrs["notes"]`. Raises NothingUsable
+    where no rank can be compared.
+    """
+    pairs, unpaired, notes = sources.pair(sources.find_run((Path(target),)), sources.find_run((Path(bench),)))
+    wanted_steps = None if steps is None else set(steps)
+    wanted_ranks = None if ranks is None else set(ranks)
+    frames: list[pd.DataFrame] = []
+    failures = [f"step {entry.step} rank {entry.rank}: {entry.reason}" for entry in unpaired]
+    firsts, told = [], list(notes)
+    with tempfile.TemporaryDirectory(prefix="msprobe-compare-") as place:
+        partition = Path(place) / "partition.parquet"
+        for pair in pairs:
+            if wanted_steps is not None and pair.step not in wanted_steps:
+                continue
+            if wanted_ranks is not None and pair.rank not in wanted_ranks:
+                continue
+            found = compare.compare_rank(
+                pair.target,
+                pair.bench,
+                step=pair.step,
+                rank=pair.rank,
+                partition=partition,
+                tolerance=tolerance,
+                matching=matching,
+            )
+            if isinstance(found, RankFailure):
+                failures.append(f"step {found.step} rank {found.rank}: {found.reason}")
+                continue
+            frame = pd.read_parquet(partition)
+            frame.insert(0, "rank", pd.Series([pair.rank] * len(frame), dtype="Int64"))
+            frame.insert(0, "step", pd.Series([pair.step] * len(frame), dtype="Int64"))
+            frames.append(frame)
+            told += found.notes
+            if found.first is not None:
+                firsts.append(found.first)
+    if not frames:
+        reasons = "\n".join(failures) or "no recorded rank matches the steps and ranks asked for"
+        raise NothingUsable(f"{os.fspath(target)} against {os.fspath(bench)}: nothing was compared: {reasons}")
+    whole = pd.concat(frames, ignore_index=True)
+    whole.attrs.update(failures=failures, first=firsts, notes=list(dict.fromkeys(told)))
+    return whole

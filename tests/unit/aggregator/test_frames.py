@@ -54,3 +54,16 @@ def test_nothing_at_all_is_an_error(tmp_path: Path) -> None:
     write(tmp_path / "step0" / "rank0", 1.0)
     with pytest.raises(NothingUsable, match="nothing to load"):
         aggregator.load(tmp_path, steps=[7])
+
+
+def test_two_runs_as_a_frame(shared):
+    """Both sides of every item, the first divergences beside them."""
+    dumps = shared / "interop" / "dumps"
+    frame = aggregator.compare_runs(dumps / "target_stat_L0", dumps / "bench_stat_L0", steps=[0])
+    assert frame["rank"].dtype == "Int64"
+    assert set(frame["rank"]) == {0, 1}
+    assert frame["excess"].dtype == "float64"
+    found = frame[frame["excess"] > 1]
+    assert found.iloc[0]["NPU Name"] == "Module.module.blocks.2.mlp.fc1.Linear.forward.0.parameters.weight"
+    assert [first.rank for first in frame.attrs["first"]] == [1]
+    assert frame.attrs["failures"] == []
