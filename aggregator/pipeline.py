@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from aggregator import alone, compare, divergence, match, merge, merge_config, pool, read, results, sources
 from aggregator.alone import RankStatistics
-from aggregator.analyse import attendance, opsets, overall, replicas
+from aggregator.analyse import attendance, opposite, opsets, overall, replicas
 from aggregator.analyse.attendance import MissingRank, RankNote
 from aggregator.columns import Mode
 from aggregator.merge import RankTable
@@ -234,6 +234,16 @@ def _compared_report(
     ]  # fmt: skip
     merged = _merged(executor, merging)
     found = overall.first(compared, divergence_at)
+    opposite_of = opposite.look(compared)
+    said = list(notes)
+    rows, lone = sum(entry.rows for entry in compared), sum(opposite_of.alone.values())
+    if 2 * lone > rows:
+        said.append(
+            f"{lone:,} of {rows:,} rows have no bench row: are these the same model, recorded with the same level?"
+        )
+    if opposite_of.both_nan:
+        are = "item is" if opposite_of.both_nan == 1 else "items are"
+        said.append(f"{opposite_of.both_nan:,} {are} NaN on both sides, which counts as equal")
     own_files = [path for step, _ in _by_step(compared) for path in _result_files(output, step, task)]
     return Report(
         task=task,
@@ -252,6 +262,7 @@ def _compared_report(
         allow_missing=request.allow_missing,
         first=found.culprit,
         common=found.common,
+        without_bench=opposite_of.alone,
         worst_ops=overall.worst_ops(compared),
         op_differences=tuple(
             entry
@@ -259,7 +270,7 @@ def _compared_report(
             for entry in opsets.differences(step, [(one.rank, one.partition) for one in group])
         ),
         rank_notes=rank_notes + attendance.reader_notes(compared),
-        notes=tuple(dict.fromkeys([*notes, *(note for entry in merged for note in entry.notes)])),
+        notes=tuple(dict.fromkeys([*said, *(note for entry in merged for note in entry.notes)])),
         files=tuple(own_files) + tuple(path for entry in merged for path in entry.files),
     )
 

@@ -102,6 +102,8 @@ def roster_notes(run: Run) -> tuple[RankNote, ...]:
     """What the marks say that a reader of the results should know."""
     notes: list[RankNote] = []
     for mark in run.marks:
+        if mark.attached and not mark.finished and not mark.ended and mark.exit_code is None:
+            notes.append(RankNote(mark.rank, "has not ended according to the roster: the run may still be going on"))
         if mark.exception:
             notes.append(RankNote(mark.rank, f"raised {mark.exception}"))
         elif mark.exit_code not in (None, 0):

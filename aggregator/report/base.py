@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from pathlib import Path
 
@@ -50,7 +51,8 @@ class Report:
 
     `expected` is the number of ranks that should have recorded, None where nothing says so. `first` is the overall
     first divergence; `common` is an earlier one that all ranks show alike and that did not spread (see
-    analyse.overall). `first_nonfinite` takes their place for a run without a bench.
+    analyse.overall). `first_nonfinite` takes their place for a run without a bench. `without_bench` counts msprobe's
+    words of the rows that have no bench row.
     """
 
     task: Task
@@ -71,6 +73,7 @@ class Report:
     first: Divergence | None = None
     common: Divergence | None = None
     first_nonfinite: NonFinite | None = None
+    without_bench: Mapping[str, int] = field(default_factory=dict)
     worst_ops: tuple[OpCount, ...] = ()
     op_differences: tuple[OpDifference, ...] = ()
     parameter_differences: tuple[ParameterDifference, ...] = ()
@@ -89,6 +92,14 @@ class Report:
     @property
     def ranks(self) -> tuple[int | None, ...]:
         return tuple(sorted({entry.rank for entry in self.usable}, key=lambda r: (r is None, r or 0)))
+
+    @property
+    def first_on_all(self) -> int:
+        """The number of ranks where two or more are in the first divergence's step and all begin to differ there."""
+        first = self.first
+        same = [entry for entry in self.compared if first is not None and entry.step == first.step]
+        alike = all(entry.first is not None and first is not None and entry.first.item == first.item for entry in same)
+        return len(same) if alike and len(same) > 1 else 0
 
     @property
     def rows(self) -> int:

@@ -199,8 +199,15 @@ def _first(page: _Page, report: Report) -> None:
         if report.usable:
             _none(page, report)
         return
-    page.heading(f"FIRST DIVERGENCE: {_where(report.first.rank, report.first.step)}", "bold red")
+    where = _where(report.first.rank, report.first.step)
+    if report.first_on_all:
+        step = "" if report.first.step is None else f", step {report.first.step}"
+        page.heading(f"FIRST DIVERGENCE: all {report.first_on_all} ranks{step}", "bold red")
+    else:
+        page.heading(f"FIRST DIVERGENCE: {where}", "bold red")
     _divergence(page, report.first)
+    if report.first_on_all:
+        page.text(f"All ranks first differ at this item; the values are those of {_where(report.first.rank, None)}.")
     if report.common is not None:
         page.text("Earlier, but on all ranks alike, and what follows it agrees again:", style="bold")
         _divergence(page, report.common, brief=True)
@@ -260,10 +267,12 @@ def _counts(page: _Page, report: Report) -> None:
     if not report.usable:
         return
     page.heading("Counts")
-    words = report.results
+    words = {word: count - report.without_bench.get(word, 0) for word, count in report.results.items()}
     named = [f"{word} {words.pop(word, 0):,}" for word in ("pass", "warning", "error")]
     # Files of 1.2 and 8.1 say `Warning`, and nothing where nothing was wrong.
     named += [f"{word or 'no word'} {count:,}" for word, count in sorted(words.items()) if count]
+    if report.without_bench:
+        named.append(f"without a bench row {sum(report.without_bench.values()):,}")
     page.pair("msprobe", ", ".join(named))
     rule = " by more than rounding explains" if report.tolerance is None else f" by more than {report.tolerance:g}"
     if report.mode is Mode.STRUCTURE:

@@ -41,6 +41,7 @@ def facts(report: Report) -> dict[str, Any]:
         "matched": report.matched,
         "findings": report.findings,
         "results": report.results,
+        "without_bench": dict(report.without_bench),
     }
     plain["next"] = list(next_command(report))
     return plain

@@ -83,6 +83,7 @@ def test_findings(aggregate: Aggregate, make_run: Callable[..., Path], tmp_path:
     assert summary["first"]["rank"] == 1
     assert summary["totals"] == {
         "ranks": 2, "expected_ranks": 2, "steps": [0], "rows": 6, "matched": 6, "findings": 2, "results": {"pass": 6},
+        "without_bench": {},
     }  # fmt: skip
     for path in summary["files"]:
         assert Path(path).is_file()
@@ -453,3 +454,39 @@ def test_names_only_say_so(aggregate: Aggregate, make_run: Callable[..., Path], 
     assert code == 0
     assert "No NaN" not in out
     assert "Names only" in out
+
+
+def test_another_model_is_asked_about(
+    aggregate: Aggregate, write_dump: Write, make_tensor: Tensor, tmp_path: Path
+) -> None:
+    def ops(*names: str) -> dict[str, Any]:
+        call = {"input_args": [make_tensor(1.0)], "input_kwargs": {}, "output": []}
+        return {f"Torch.{name}.0.forward": call for name in names}
+
+    write_dump(tmp_path / "t/step0/rank0", ops("relu", "exp", "conv2d"))
+    write_dump(tmp_path / "b/step0/rank0", ops("relu", "tanh"))
+    code, out, _ = aggregate(tmp_path / "t", "--bench", tmp_path / "b")
+    assert code == 0
+    assert "msprobe  pass 1, warning 0, error 0, without a bench row 2\n" in out
+    assert "2 of 3 rows have no bench row: are these the same model" in out
+    (result,) = tmp_path.glob("t/aggregate/*/step0/compare_result*.csv")
+    assert result.read_text().count(",pass,") == 3
+    _, out, _ = aggregate(result)
+    assert "without a bench row 2" in out
+
+
+def test_nan_on_both_sides_is_a_note(aggregate: Aggregate, make_run: Callable[..., Path]) -> None:
+    nan = float("nan")
+    code, out, _ = aggregate(make_run("t", nan, 2.0), "--bench", make_run("b", nan, 2.0))
+    assert code == 0
+    assert "2 items are NaN on both sides" in out
+
+
+def test_a_run_that_may_still_be_going_on(aggregate: Aggregate, make_run: Callable[..., Path]) -> None:
+    layout = RunLayout(make_run("t", 2.0, 2.0, 2.0, 2.0))
+    ends = [{}, {"finished": True}, {"ended": "killed by SIGKILL"}, {"exit_code": 0}]
+    for rank, end in enumerate(ends):
+        roster.save(layout.roster_mark(rank), RankMark(rank, attached=True, world_size=4, **end))
+    code, out, _ = aggregate(layout.root)
+    assert code == 0
+    assert "rank 0: has not ended according to the roster: the run may still be going on" in out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import re
 from pathlib import Path
@@ -159,3 +160,13 @@ def test_one_item_is_no_plural() -> None:
     entry = RankStatistics(0, 0, Path("p"), Path("s"), rows=3, ops=1, metrics=("NPU max",), asked_for=1)
     text = _text(_report(task=Task.ALONE, compared=(), alone=(entry,), first=None))
     assert "1 item holds infinities" in text
+
+
+def test_a_difference_that_all_ranks_share_names_all_ranks() -> None:
+    report = _report()
+    assert report.first is not None
+    every = tuple(dataclasses.replace(entry, first=report.first) for entry in report.compared)
+    text = _text(_report(compared=every))
+    assert "FIRST DIVERGENCE: all 3 ranks, step 0\n" in text
+    assert "the values are those of rank 8" in text
+    assert "FIRST DIVERGENCE: rank 8, step 0\n" in _text(_report(compared=every[2:]))
