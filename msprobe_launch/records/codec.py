@@ -98,7 +98,8 @@ def record_line(name: str, record: CallRecord) -> str:
     """One journal line without its end: ` "<op>": {...}`."""
     if record.is_grad:
         # One list per parameter, as the field's files have it: {"weight": [item]}.
-        items: dict[str, Value] = {key: [item] for key, item in (record.parameters or {}).items()}
+        # None (task structure) is left out: msprobe's compare ends with a traceback on `{"weight": [null]}`.
+        items: dict[str, Value] = {k: [item] for k, item in (record.parameters or {}).items() if item is not None}
         return f" {quote(name)}: {_object_text(items)}"
     parts = []
     if record.op.backward:

@@ -149,6 +149,7 @@ def test_structure_has_names_parents_and_stacks_and_no_values(runs: Any) -> None
     structure, statistics = runs("structure"), runs("statistics")
     assert sorted(data(structure)) == sorted(data(statistics))
     assert tensors(data(structure)) == []
+    assert data(structure)["Module.0.Linear.parameters_grad.0"] == {}
     for name in ("construct.json", "stack.json"):
         assert len((structure / name).read_text()) > 200
     parents = [json.loads((folder / "construct.json").read_text()) for folder in (structure, statistics)]
