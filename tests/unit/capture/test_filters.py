@@ -1,4 +1,4 @@
-"""Filters, step rules, control.yaml, the byte limit and saved variables, on the toy framework: real files, read back."""
+"""Filters, step rules, control.yaml, the byte limit and saved variables, on the toy framework: real files."""
 
 from __future__ import annotations
 
