@@ -13,7 +13,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "aggregator"
 
-OURS = ("msprobe_launch.records", "msprobe_launch.errors", "msprobe_launch.logs")
+OURS = ("msprobe_launch.records", "msprobe_launch.errors", "msprobe_launch.logs", "msprobe_launch.__version__")
 
 
 def _imports(path: Path) -> Iterator[str]:
