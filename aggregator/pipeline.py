@@ -6,6 +6,7 @@ anything is concluded from them, so that the order in which they arrive does not
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -137,6 +138,7 @@ def _from_pairs(request: Request, run: Run, bench: Run, bench_paths: tuple[Path,
         for pair in filled
     ]
     compared, failures = _sorted([*pool.run(executor, jobs), *unpaired, *empty], RankComparison)
+    _check_room(failures, output)
     return _compared_report(
         request,
         Task.COMPARED,
@@ -157,6 +159,7 @@ def _from_run(request: Request, run: Run, executor: Executor) -> Report:
     output = _make_output(request, run.roots[0])
     jobs = [partial(alone.describe, dump, _partition(output, dump.step, dump.rank)) for dump in run.dumps]
     described, failures = _sorted(_empty_as_failures(run, pool.run(executor, jobs)), RankStatistics)
+    _check_room(failures, output)
     notes = list(run.notes)
     files: list[Path] = []
     differing: list[opsets.OpDifference] = []
@@ -418,6 +421,13 @@ def _fresh(folder: Path) -> Path:
         found = folder.with_name(f"{folder.name}-{number}")
         number += 1
     return found
+
+
+def _check_room(failures: Iterable[RankFailure], output: Path) -> None:
+    """Raises RunDirectoryError where a rank's table found no room: that is no fault of the input."""
+    for number in (errno.ENOSPC, errno.EDQUOT):
+        if any(os.strerror(number) in entry.reason for entry in failures):
+            raise _cannot_write(OSError(number, os.strerror(number)), output)
 
 
 def _cannot_write(error: OSError, folder: Path) -> RunDirectoryError:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from aggregator import cli, pipeline
@@ -490,3 +491,18 @@ def test_a_run_that_may_still_be_going_on(aggregate: Aggregate, make_run: Callab
     code, out, _ = aggregate(layout.root)
     assert code == 0
     assert "rank 0: has not ended according to the roster: the run may still be going on" in out
+
+
+@pytest.mark.parametrize("with_bench", [False, True])
+def test_a_disk_that_is_full_already_for_the_tables(
+    aggregate: Aggregate, make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, with_bench: bool
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        # As Arrow tells it.
+        raise OSError("Error writing bytes to file. Detail: [errno 28] No space left on device")
+
+    target, bench = make_run("t", 2.0, 2.0), make_run("b", 2.0, 2.0)
+    monkeypatch.setattr(pq, "write_table", full)
+    code, out, err = aggregate(target, *(("--bench", bench) if with_bench else ()))
+    assert (code, out) == (2, "")
+    assert "cannot be written: No space left on device\nWrite elsewhere" in err
