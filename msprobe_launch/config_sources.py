@@ -109,6 +109,13 @@ def _text(value: object) -> str:
     return value
 
 
+def _path(text: str) -> Path:
+    """A path; an empty text (`--run-dir "$UNSET"`) would silently be the current directory."""
+    if not text.strip():
+        raise ValueError("must not be empty.")
+    return Path(text)
+
+
 def _texts(value: object) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
         raise ValueError(f'must be a list of texts such as ["conv2d"], not {json.dumps(value)}.')
@@ -142,14 +149,14 @@ class Setting:
 
 
 _TOP = (
-    Setting("run_dir", "dump_path", Path, lambda v: Path(_text(v))),
+    Setting("run_dir", "dump_path", _path, lambda v: _path(_text(v))),
     Setting("level", "level", lambda t: _member(Level, t), lambda v: _member(Level, _text(v))),
     Setting("task", "task", lambda t: _member(Task, t), lambda v: _member(Task, _text(v))),
     Setting("steps", "step", NumberSet.parse, _numbers),
     Setting("ranks", "rank", NumberSet.parse, _numbers),
     Setting("step_on", "step_on", lambda t: _member(StepOn, t), lambda v: _member(StepOn, _text(v))),
     Setting("eval", "eval", truth, _bool),
-    Setting("bench", "bench", Path, lambda v: Path(_text(v))),
+    Setting("bench", "bench", _path, lambda v: _path(_text(v))),
     Setting("max_bytes", "max_bytes", byte_count, _bytes),
     Setting("every", "step_every", lambda t: _integer_text(t, 1), lambda v: _integer(v, 1)),
     Setting("start", "step_start", lambda t: _integer_text(t, 0), lambda v: _integer(v, 0)),

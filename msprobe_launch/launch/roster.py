@@ -292,6 +292,7 @@ def recorded_lines(outcome: RunOutcome, marks: Sequence[RankMark], asked: Number
     for mark in missing:
         reasons.setdefault(mark.note or mark.ended, []).append(mark.rank)
     lines += [f"missing: {rank_list(sorted(ranks))}: {reason}" for reason, ranks in reasons.items()]
+    lines += _partial_lines(recorded)
     lines += _claim_lines(outcome, marks)
     lost: dict[str, int] = {}
     for mark in recorded:
@@ -302,6 +303,17 @@ def recorded_lines(outcome: RunOutcome, marks: Sequence[RankMark], asked: Number
     if partial and any(lost.values()):
         lines.append(f"steps with losses: {spans(partial)}")
     return lines + _stopped_lines(recorded) + _unmatched_lines(recorded)
+
+
+def _partial_lines(recorded: Sequence[RankMark]) -> list[str]:
+    by_steps: dict[tuple[int, ...], list[int]] = {}
+    for mark in recorded:
+        if mark.partial_steps:
+            by_steps.setdefault(mark.partial_steps, []).append(mark.rank)
+    return [
+        f"partial: {rank_list(sorted(ranks))} did not record all of step {spans(steps)}"
+        for steps, ranks in by_steps.items()
+    ]
 
 
 def _stopped_lines(recorded: Sequence[RankMark]) -> list[str]:

@@ -98,9 +98,11 @@ def _create(path: Path, manifest: Manifest) -> bool:
 
 
 def _taken(path: Path, why: str) -> RunDirectoryError:
+    # Only what is certainly a run may be offered for deletion: `--run-dir .` names somebody's project.
+    is_run = RunLayout(path).manifest.exists()
     return RunDirectoryError(
         f"{path}: the run directory is not empty: {why}. A run is never written over.",
-        hint=f"Name another one with --run-dir DIR, or delete it: rm -r '{path}'",
+        hint="Name another one with --run-dir DIR" + (f", or delete it: rm -r '{path}'" if is_run else ""),
     )
 
 

@@ -253,6 +253,8 @@ class _InjectingLogs:
 
 
 def _check_ranks(plan: LaunchPlan, world_size: int) -> None:
+    if world_size < 1:
+        raise UsageError(f"--nproc-per-node asks for {world_size} ranks; at least 1 is needed.")
     if plan.config is not None and not any(rank in plan.config.ranks for rank in range(world_size)):
         raise UsageError(f"--probe-ranks {plan.config.ranks} picks none of the ranks 0-{world_size - 1}.")
 

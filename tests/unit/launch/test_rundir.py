@@ -40,14 +40,16 @@ def test_an_empty_directory_will_do(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "b").is_dir()
 
 
-def test_anything_in_it_refuses_it_and_names_both_ways_on(tmp_path: Path) -> None:
-    (tmp_path / "step0").mkdir()
+@pytest.mark.parametrize("is_run", [True, False])
+def test_anything_in_it_refuses_it_and_names_the_ways_on(tmp_path: Path, is_run: bool) -> None:
+    (tmp_path / "manifest.json" if is_run else tmp_path / "train.py").write_text("{}")
     with pytest.raises(RunDirectoryError) as caught:
         make_fresh(tmp_path)
     text = str(caught.value)
-    assert "it holds step0" in text
+    assert "it holds" in text
     assert "--run-dir DIR" in text
-    assert f"rm -r '{tmp_path}'" in text
+    # Only what is a run is offered for deletion; anything else may be somebody's project.
+    assert (f"rm -r '{tmp_path}'" in text) == is_run
 
 
 def test_a_file_in_its_place_is_an_error_of_ours(tmp_path: Path) -> None:
