@@ -11,6 +11,10 @@ import pytest
 
 pytestmark = pytest.mark.torch
 
+# What the C++ runtime prints when torch's gloo threads outlive their process group, now and then, also without us
+# (seen under --probe-off): such a run says nothing of the probe and is made again, once.
+GLOO_ABORT = "terminate called without an active exception"
+
 PROGRAMS = Path(__file__).resolve().parent.parent / "programs"
 
 
@@ -76,8 +80,12 @@ def test_cases_give_the_hash_they_give_without_us(
         probe = ["--probe-off"] if level == "off" else ["--probe-level", name]
         probe += ["--probe-eval"] if evaluation else []
         run_dir = tmp_path / f"run-{level}"
-        command = ["-m", "msprobe_launch", "--nproc", "2", "--run-dir", run_dir, *probe, script]
-        done = run_cli(command, env={"OUT": str(out), "PYTHONWARNINGS": "ignore"}, timeout=200)
+        env = {"OUT": str(out), "PYTHONWARNINGS": "ignore"}
+        command = ["-m", "msprobe_launch", "--nproc", "2", "--run-dir"]
+        done = run_cli([*command, run_dir, *probe, script], env=env, timeout=200)
+        if GLOO_ABORT in done.stderr:
+            run_dir = tmp_path / f"again-{level}"
+            done = run_cli([*command, run_dir, *probe, script], env=env, timeout=200)
         assert done.returncode == 0, done.stderr[-3000:]
         results[level] = [path.read_text() for path in sorted(out.iterdir())]
         if level != "off":
