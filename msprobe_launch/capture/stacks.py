@@ -13,13 +13,16 @@ ROOT = -1
 
 
 class StackTable:
-    """All stacks of one session. Positions stay for the session's life; a program has a bounded number of them."""
+    """All stacks of one session. Positions stay for the session's life; a program has a bounded number of them.
+
+    Code objects are looked up by identity and kept alive: their own hash reads all their constants, 1 us a time.
+    """
 
     def __init__(self) -> None:
-        self._children: dict[tuple[int, CodeType, int], int] = {}
+        self._children: dict[tuple[int, int, int], int] = {}
         self._nodes: list[tuple[int, CodeType, int]] = []
         self._texts: dict[tuple[CodeType, int], str] = {}
-        self._ours: dict[CodeType, bool] = {}
+        self._ours: dict[int, tuple[bool, CodeType]] = {}
         # Set by an adapter: where the framework's code lies, and which of its files only pass calls on.
         self.framework: tuple[str, ...] = ()
         self.plumbing: frozenset[str] = frozenset()
@@ -33,21 +36,22 @@ class StackTable:
         ours = self._ours
         while frame is not None and frame is not until:
             code = frame.f_code
-            mine = ours.get(code)
-            if mine is None:
-                mine = ours[code] = frame.f_globals.get("__name__", "").startswith("msprobe_launch")
-            if not mine:
+            known = ours.get(id(code))
+            if known is None:
+                name = frame.f_globals.get("__name__") or ""
+                known = ours[id(code)] = (name.startswith("msprobe_launch"), code)
+            if not known[0]:
                 positions.append((code, frame.f_lasti))
             frame = frame.f_back
         if frame is None:
             base = ROOT
         children = self._children
         for code, position in reversed(positions):
-            key = (base, code, position)
+            key = (base, id(code), position)
             node = children.get(key)
             if node is None:
                 node = children[key] = len(self._nodes)
-                self._nodes.append(key)
+                self._nodes.append((base, code, position))
             base = node
         return base
 

@@ -112,7 +112,8 @@ class ApiCalls(TorchFunctionMode):
         self._works = collectives.PendingWorks(session, self._complete_collective)
         self._operators = OperatorNames()
         self._sites: dict[Any, Site | None] = {}
-        self._callers: dict[CodeType, int] = {}
+        # By identity, the code kept alive: a code object's own hash reads all its constants, 1 us a time.
+        self._callers: dict[int, tuple[int, CodeType]] = {}
 
     # -- the stack
 
@@ -309,9 +310,12 @@ class ApiCalls(TorchFunctionMode):
         callers = self._callers
         while frame is not None:
             code = frame.f_code
-            kind = callers.get(code)
-            if kind is None:
-                kind = callers[code] = _kind_of(frame.f_globals.get("__name__") or "", code.co_filename)
+            known = callers.get(id(code))
+            if known is None:
+                kind = _kind_of(frame.f_globals.get("__name__") or "", code.co_filename)
+                callers[id(code)] = (kind, code)
+            else:
+                kind = known[0]
             if kind == _CALLER:
                 return frame
             if kind == _GENERATED:

@@ -104,17 +104,18 @@ class OperatorNames:
     """
 
     def __init__(self) -> None:
-        self._templates: dict[tuple[CodeType, int, str], NameTemplate | None] = {}
+        # Code by identity, kept alive beside its template: its own hash reads all its constants.
+        self._templates: dict[tuple[int, int, str], tuple[NameTemplate | None, CodeType]] = {}
 
     def of(self, code: CodeType, position: int, name: str) -> NameTemplate | None:
         """Template of the operator at this position of the caller's code, or None where it is a plain call."""
-        key = (code, position, name)
+        key = (id(code), position, name)
         try:
-            return self._templates[key]
+            return self._templates[key][0]
         except KeyError:
             operator = _OPERATORS[name].get(_operator_at(code, position))
             template = NameTemplate.of_api("Tensor", operator) if operator else None
-            self._templates[key] = template
+            self._templates[key] = (template, code)
             return template
 
 
