@@ -91,7 +91,7 @@ def test_the_users_sitecustomize_runs_once_in_each_rank(shared: Path, tmp_path: 
     expected = {
         "runs": 1,
         "pythonpath": str(site),
-        "path0": str(case.parent),
+        "path0": str(case.resolve().parent),
         "site": str(site / "sitecustomize.py"),
         "argv": [str(case)],
     }
