@@ -36,7 +36,8 @@ for step in range(8):
     model(torch.randn(4, 8)).square().mean().backward()
     optimizer.step()
 parts = [*model.state_dict().values(), *(p.grad for p in model.parameters()), torch.get_rng_state()]
-print(os.environ["RANK"], hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest())
+digest = hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()
+os.write(1, f"{os.environ['RANK']} {digest}\\n".encode())  # in one piece: two ranks share the console
 """
 
 
