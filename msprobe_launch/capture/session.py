@@ -346,14 +346,7 @@ class Session:
 
     def _next_step(self) -> None:
         recording = self.recording
-        if self._opened:
-            self._close_step(finish=True)
-        self._write_debug(last=True)
-        self.step += 1
-        self.segment = Segment()
-        self.gate.new_step()
-        self._chosen.clear()
-        self.guard.new_step()
+        self._end_this_step()
         self._take_orders()
         last = self.config.last_step
         if last is not None and self.step > last and not self.control.orders.more_may_come:
@@ -370,6 +363,17 @@ class Session:
             self._open_step()
         elif recording:
             self._pause()
+
+    def _end_this_step(self) -> None:
+        """Finish the open step, if there is one; what follows is numbered anew, in the next."""
+        if self._opened:
+            self._close_step(finish=True)
+        self._write_debug(last=True)
+        self.step += 1
+        self.segment = Segment()
+        self.gate.new_step()
+        self._chosen.clear()
+        self.guard.new_step()
 
     def _open_step(self) -> None:
         self._opened = self._looked = True
@@ -686,14 +690,7 @@ class Session:
         if self._done:
             return
         self.manual_stop()
-        if self._opened:
-            self._close_step(finish=True)
-        self._write_debug(last=True)
-        self.step += 1
-        self.segment = Segment()
-        self.gate.new_step()
-        self._chosen.clear()
-        self.guard.new_step()
+        self._end_this_step()
 
     def save(self, name: str, variable: Any, gradients: bool) -> None:
         """Put a variable into debug.json of the step under way, its gradients when they come."""
