@@ -8,6 +8,10 @@ import sysconfig
 import traceback
 from datetime import datetime, timezone
 
+# Of an installed package the folder lies among others, so the separator belongs to it.
+_OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_HOOKS = tuple(os.path.join(_OURS, package, "") for package in ("adapters", "capture"))
+
 
 def describe(exception: BaseException) -> str:
     """First line `Type: text`, then `at FILE:LINE in FUNCTION`, the time with UTC offset, and the traceback.
@@ -26,11 +30,28 @@ def describe(exception: BaseException) -> str:
     elif isinstance(exception, SyntaxError) and exception.filename:
         lines.append(f"at {exception.filename}:{exception.lineno}")
     lines.append(datetime.now(timezone.utc).astimezone().isoformat(timespec="milliseconds"))
-    whole = "".join(traceback.format_exception(type(exception), exception, exception.__traceback__))
-    return "\n".join(lines) + "\n" + whole.rstrip()
+    whole = traceback.TracebackException.from_exception(exception, compact=True)
+    _without_hooks(whole, set())
+    return "\n".join(lines) + "\n" + "".join(whole.format()).rstrip()
+
+
+def _without_hooks(told: traceback.TracebackException, seen: set[int]) -> None:
+    """Take the frames of our hooks out of a traceback's text, those of causes and groups too.
+
+    The script's exception keeps them: what a program can see of it is not ours to change. Hooks stand between the
+    script and the framework and let no error of their own out, so that nothing is lost with them.
+    """
+    if id(told) in seen:
+        return
+    seen.add(id(told))
+    kept = [frame for frame in told.stack if not frame.filename.startswith(_HOOKS)]
+    if kept:
+        told.stack = traceback.StackSummary.from_list(kept)
+    for other in (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ())):
+        if other is not None:
+            _without_hooks(other, seen)
 
 
 def _installed() -> tuple[str, ...]:
-    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return tuple(path for path in (*paths, ours, site.getusersitepackages(), "<frozen") if path)
+    return tuple(path for path in (*paths, _OURS, site.getusersitepackages(), "<frozen") if path)
