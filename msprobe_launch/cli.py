@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import shlex
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,10 +19,10 @@ from msprobe_launch.config_sources import ENV_PREFIX, SETTINGS, Resolved, resolv
 from msprobe_launch.errors import ConfigError, ProbeError, UsageError, near_miss
 from msprobe_launch.launch import roster
 from msprobe_launch.launch.base import Launcher, LaunchPlan, RunOutcome
-from msprobe_launch.launch.commandline import OptionTable, cut
-from msprobe_launch.launch.rundir import default_run_dir
+from msprobe_launch.launch.commandline import OptionTable, cut, leading, refusing
+from msprobe_launch.launch.rundir import check_bench, default_run_dir
 from msprobe_launch.launch.settings import VARIABLES, ExitCode, add_options, resolve_settings
-from msprobe_launch.launch.text import signal_name
+from msprobe_launch.launch.text import show, signal_name
 from msprobe_launch.logs import configure, get_logger
 from msprobe_launch.records.roster import Manifest
 
@@ -146,20 +146,27 @@ def _main(tokens: list[str]) -> int:
 
         print(pth.command(tokens))
         return 0
-    launcher = _launcher(_backend(tokens, OptionTable(parser)))
-    line = cut(tokens, OptionTable(parser), OptionTable(launcher.parser()))
+    refusing(parser)
+    table = OptionTable(parser)
+    given = parser.parse_args(leading(tokens, table))
+    if given.info:
+        return _info(given)  # before a framework is imported, which is what may be amiss
+    launcher = _launcher(given.backend)
+    line = cut(tokens, table, OptionTable(launcher.parser()))
     given = parser.parse_args(line.ours)
     if given.help or given.version:
         return _main(["--help" if given.help else "--version"])
     if given.info:
-        return _info(Path(given.run_dir or default_run_dir("info", datetime.now())).absolute())
+        return _info(given)
     if not line.target:
         raise UsageError("no script was named.", hint=f"usage: {_USAGE}")
+    if not line.target[0].strip():
+        raise UsageError("the script's name is empty. Is it a variable that is not set?", hint=f"usage: {_USAGE}")
     if (given.backend == "command") != (launcher.name == "command"):
         raise UsageError("--backend command knows no options of torchrun, and stands before all others.")
     started = datetime.now(timezone.utc).astimezone()
     resolved = _resolved(given, os.environ, line.target[0], started)
-    settings = resolve_settings(given, os.environ)
+    settings, sources = resolve_settings(given, os.environ)
     if given.nproc is not None and launcher.name == "command":
         raise UsageError("--nproc says how many ranks we start; with --backend command the command starts them.")
     options = [*_nproc(given.nproc, line.backend), *line.backend]
@@ -172,7 +179,9 @@ def _main(tokens: list[str]) -> int:
         settings=settings,
     )
     if given.dry_run:
-        print("\n".join(_plan_lines(plan, launcher, resolved)))
+        from msprobe_launch.launch import dryrun
+
+        show(dryrun.lines(plan, launcher, {**resolved.sources, **sources}))
         return 0
     from msprobe_launch.launch.memory import MemoryGroup
     from msprobe_launch.launch.supervision import Supervision
@@ -183,25 +192,26 @@ def _main(tokens: list[str]) -> int:
     return _finish(outcome, plan, (before, MemoryGroup.read()))
 
 
-def _info(run_dir: Path) -> int:
+def _info(given: argparse.Namespace) -> int:
     from msprobe_launch.launch import info
 
-    failed = 0
-    for check in info.checks(run_dir):
-        print(check)
-        failed += check.works is False
-    return 1 if failed else 0
+    now = datetime.now(timezone.utc).astimezone()
+    config: ProbeConfig | ProbeError
+    try:
+        config = _resolved(given, os.environ, "info", now).config
+    except ProbeError as error:
+        config = error
+    found: list[info.Check] = []
 
+    def lines() -> Iterator[str]:
+        columns = _columns()
+        for check in info.checks(config, given.backend):
+            found.append(check)
+            yield from check.lines(columns)
+        yield from info.verdict(found).lines(columns)
 
-def _backend(tokens: Sequence[str], ours: OptionTable) -> str:
-    """The value of --backend where it stands before any option of a backend, which decides who these belong to."""
-    at = 0
-    while at < len(tokens) and (match := ours.exact(tokens[at])) is not None:
-        name, equals, value = tokens[at].partition("=")
-        if name == "--backend":
-            return value if equals else "".join(tokens[at + 1 : at + 2])
-        at += 1 + match.values(tokens[at + 1 :])
-    return "auto"
+    show(lines())
+    return 1 if any(check.works is False for check in found) else 0
 
 
 def _launcher(backend: str) -> Launcher:
@@ -234,7 +244,10 @@ def _resolved(given: argparse.Namespace, environ: Mapping[str, str], script: str
             raise ConfigError(f"unknown variable {name}.{near_miss(name, variables)}")
     file = given.probe_config or environ.get(_CONFIG_VARIABLE)
     flags = {field: getattr(given, field) for field in SETTINGS}
-    return resolve(flags, environ, Path(file) if file else None, default_run_dir=default_run_dir(script, started))
+    resolved = resolve(flags, environ, Path(file) if file else None, default_run_dir=default_run_dir(script, started))
+    if resolved.config.bench is not None:
+        check_bench(resolved.config.bench, resolved.sources["bench"])
+    return resolved
 
 
 def _manifest(tokens: Sequence[str], script: str, backend: str, started: datetime, config: ProbeConfig) -> Manifest:
@@ -258,23 +271,12 @@ def _manifest(tokens: Sequence[str], script: str, backend: str, started: datetim
     )
 
 
-def _plan_lines(plan: LaunchPlan, launcher: Launcher, resolved: Resolved) -> list[str]:
-    """What --dry-run shows: the command, what is injected, each setting with where it came from."""
-    lines = [f"{launcher.name} {shlex.join([*plan.options, *plan.target])}"]
-    if plan.config is None:
-        return [*lines, "probe off: nothing is injected"]
-    lines += ["environment of each rank:"]
-    lines += [f"  {name}={value}" for name, value in launcher.environment(plan, os.environ).items()]
-    lines += ["settings:"]
-    for field, value in plan.config.as_dict().items():
-        shown = ", ".join(value) if isinstance(value, list) else value
-        lines.append(f"  {field} = {'' if shown is None else shown}  ({resolved.sources.get(field, 'default')})")
-    return lines
-
-
 def _finish(outcome: RunOutcome, plan: LaunchPlan, memory: tuple[MemoryGroup, MemoryGroup]) -> int:
     """Complete the roster, say what was recorded and who failed, and return the exit code."""
     logger = get_logger()
+    if outcome.failure is not None:
+        # Whole, for whoever looks into torch; the last lines are for the user.
+        traceback.print_exception(outcome.failure)
     marks = roster.complete(outcome, plan, memory)
     asked = NumberSet() if plan.config is None else plan.config.ranks
     if plan.config is None:
@@ -290,7 +292,8 @@ def _finish(outcome: RunOutcome, plan: LaunchPlan, memory: tuple[MemoryGroup, Me
         for line in roster.failure_lines(outcome, marks, first):
             logger.error(line)
     if outcome.failure is not None:
-        raise outcome.failure
+        logger.error("torch's agent failed: %s: %s", type(outcome.failure).__name__, outcome.failure)
+        return 1
     if outcome.signal is not None:
         logger.error("stopped by %s", signal_name(outcome.signal))
         return 128 + outcome.signal

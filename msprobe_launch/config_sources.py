@@ -239,7 +239,10 @@ def resolve(
         config, run_dir=config.run_dir.absolute(), bench=None if config.bench is None else config.bench.absolute()
     )
     if config.bench is not None and not config.bench.is_dir():
-        raise ConfigError(f"{sources['bench']}: there is no directory {config.bench}.")
+        beside = config.bench.parent
+        there = [entry.name for entry in beside.iterdir() if entry.is_dir()] if beside.is_dir() else []
+        miss = near_miss(config.bench.name, there)
+        raise ConfigError(f"{sources['bench']}: there is no directory {config.bench}.{miss}")
     _check_scope(config, sources)
     _check_combinations(config, sources)
     return Resolved(config, sources)

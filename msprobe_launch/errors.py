@@ -4,6 +4,7 @@
     |-- UsageError               the command line or the configuration is wrong (exit code 2)
     |   `-- ConfigError          a key or value in a configuration file, the environment or a flag
     |-- RunDirectoryError        the run directory cannot be used as asked (exit code 2)
+    |-- LaunchError              the backend could not start the ranks (exit code 1)
     `-- InputError               input files cannot be used
         |-- UnreadableInput      one file or folder: missing, empty, cut, not what its name says
         `-- NothingUsable        after all inputs were looked at, nothing is left to work on (exit code 4)
@@ -41,6 +42,12 @@ class ConfigError(UsageError):
 
 class RunDirectoryError(ProbeError):
     """The run directory cannot be used as asked."""
+
+
+class LaunchError(ProbeError):
+    """The backend failed before it had started a rank, and not for what was asked of it: the network, another node."""
+
+    exit_code = 1
 
 
 class InputError(ProbeError):

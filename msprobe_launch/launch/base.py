@@ -95,6 +95,12 @@ class Launcher(Protocol):
     def environment(self, plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
         """What is added to the environment of what is started."""
 
+    def describe(self, plan: LaunchPlan) -> list[str]:
+        """What would be started, in lines, every option checked as `launch` would. Starts and writes nothing.
+
+        Raises ProbeError where `launch` would refuse the plan.
+        """
+
     def launch(self, plan: LaunchPlan, supervision: Supervision) -> RunOutcome:
         """Start the plan, tell `supervision` of it, wait, leave nothing behind.
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 from collections.abc import Mapping
@@ -18,8 +20,9 @@ from types import FrameType
 from msprobe_launch.bootstrap import variables
 from msprobe_launch.errors import UnreadableInput, UsageError
 from msprobe_launch.launch.base import LaunchPlan, RunOutcome, Worker
+from msprobe_launch.launch.commandline import refusing
 from msprobe_launch.launch.injection import worker_environment
-from msprobe_launch.launch.rundir import make_fresh, sign
+from msprobe_launch.launch.rundir import discard, make_fresh, sign
 from msprobe_launch.launch.supervision import Supervision
 from msprobe_launch.records.layout import RunLayout
 from msprobe_launch.records.roster import RankMark, load
@@ -37,7 +40,7 @@ class CommandLauncher:
     name = "command"
 
     def parser(self) -> argparse.ArgumentParser:
-        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        parser = refusing(argparse.ArgumentParser(add_help=False, allow_abbrev=False))
         parser.add_argument("--shutdown-timeout", "--shutdown_timeout", type=float, default=SHUTDOWN_SECONDS)
         return parser
 
@@ -57,12 +60,23 @@ class CommandLauncher:
             added[variables.HANG] = "1"
         return added
 
+    def describe(self, plan: LaunchPlan) -> list[str]:
+        """The command, as it is started here."""
+        self._timeout(plan)
+        if shutil.which(plan.target[0]) is None:
+            raise UsageError(f"{plan.target[0]} cannot be started: there is no such command.")
+        return [f"command: {shlex.join(plan.target)}", "ranks: those that the command numbers"]
+
+    def _timeout(self, plan: LaunchPlan) -> float:
+        return float(self.parser().parse_args(plan.options).shutdown_timeout)
+
     def launch(self, plan: LaunchPlan, supervision: Supervision) -> RunOutcome:
-        timeout = self.parser().parse_args(plan.options).shutdown_timeout
+        timeout = self._timeout(plan)
         added = self.environment(plan, os.environ)
         run_dir = None if plan.config is None else plan.config.run_dir
+        made: list[Path] = []
         if run_dir is not None:
-            make_fresh(run_dir)
+            made = make_fresh(run_dir)
             sign(RunLayout(run_dir), plan.manifest)
             supervision.run_dir = run_dir
         stopped_by: list[int] = []
@@ -76,6 +90,8 @@ class CommandLauncher:
             try:
                 process = subprocess.Popen(plan.target, env={**os.environ, **added}, start_new_session=True)
             except OSError as error:
+                if run_dir is not None:
+                    discard(RunLayout(run_dir), made)
                 raise UsageError(f"{plan.target[0]} cannot be started: {error.strerror}") from error
             supervision.started([Worker(-1, 0, 0, 0, process.pid)])
             code = _wait(process, stopped_by, timeout)

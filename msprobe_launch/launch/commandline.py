@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from msprobe_launch.errors import UsageError, near_miss
 
@@ -81,6 +82,24 @@ class OptionTable:
             if action.nargs != 0:
                 return _Match(token, action, has_value=at + 1 < len(token))
         return None if action is None else _Match(token, action, has_value=False)
+
+
+def refusing(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """The parser, made to raise UsageError where argparse would print all its options and end the process."""
+
+    def error(message: str) -> NoReturn:
+        raise UsageError(message[:1].lower() + message[1:], hint="See msprobe-launch --help, torchrun --help.")
+
+    parser.error = error  # type: ignore[method-assign]
+    return parser
+
+
+def leading(tokens: Sequence[str], ours: OptionTable) -> list[str]:
+    """Our options, with their values, that stand before any other token: what is known before a backend is chosen."""
+    at = 0
+    while at < len(tokens) and (match := ours.exact(tokens[at])) is not None:
+        at += 1 + match.values(tokens[at + 1 :])
+    return list(tokens[:at])
 
 
 def cut(tokens: Sequence[str], ours: OptionTable, backend: OptionTable) -> CommandLine:

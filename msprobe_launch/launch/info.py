@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -18,45 +21,99 @@ from msprobe_launch.errors import ProbeError, UnreadableInput
 from msprobe_launch.launch import pth
 from msprobe_launch.launch.injection import worker_environment
 from msprobe_launch.launch.memory import MemoryGroup
-from msprobe_launch.launch.text import size
+from msprobe_launch.launch.rundir import made_for_now
+from msprobe_launch.launch.text import size, wrapped
 from msprobe_launch.records.layout import RunLayout
 from msprobe_launch.records.roster import RankMark, load
+
+OLDEST_PYTHON = (3, 10)
+# What a child may take; importing torch from a cold network file system has been seen to take minutes.
+CHILD_SECONDS = 300
+
+# What the child does as a rank: the smallest training there is.
+_TRAINS = """
+import torch
+print(torch.__version__, flush=True)
+torch.nn.Linear(1, 1)(torch.ones(1, 1)).sum().backward()
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the answer; `works` is False where recording will not work, None where it only informs."""
+    """One line of the answer. `works` is False where recording will not work, None where it only informs; `remedy`
+    is the next thing to do or to type.
+    """
 
     what: str
     found: str
     works: bool | None = None
+    remedy: str = ""
 
-    def __str__(self) -> str:
+    def lines(self, columns: int) -> list[str]:
+        """The check as text, folded at blanks to `columns`; a path is never cut, so that it can be copied."""
         mark = {True: "ok", False: "NO", None: "--"}[self.works]
-        return f"{mark}  {self.what:<22} {self.found}"
+        head = f"{mark}  {self.what:<14}  "
+        lines = wrapped(self.found, columns, head)
+        return lines + (wrapped(self.remedy, columns, " " * 4 + "-> ") if self.remedy else [])
 
 
-def checks(run_dir: Path) -> Iterator[Check]:
-    """All checks, `run_dir` being where a run would be recorded."""
+def checks(config: ProbeConfig | ProbeError, backend: str) -> Iterator[Check]:
+    """All checks, for a run with this configuration (or the error that it is) under this backend."""
     yield Check("msprobe-launch", __version__)
-    yield Check("python", f"{platform.python_version()} at {sys.executable}", sys.version_info >= (3, 10))
-    for package, needed in (("torch", True), ("mindspore", None), ("numpy", None)):
-        try:
-            yield Check(package, metadata.version(package), needed)
-        except metadata.PackageNotFoundError:
-            yield Check(package, "not installed in this environment", False if needed else None)
-    parent = next(path for path in (run_dir, *run_dir.parents) if path.is_dir())
+    oldest = ".".join(map(str, OLDEST_PYTHON))
+    remedy = "" if sys.version_info >= OLDEST_PYTHON else f"Use Python {oldest} or later."
+    yield Check("python", f"{platform.python_version()} at {sys.executable}", not remedy, remedy)
+    torch = _version("torch")
+    if torch is None:
+        # Under another launcher the ranks may have an environment of their own.
+        is_needed = backend != "command"
+        remedy = "pip install torch, or run msprobe-launch from the training's environment" if is_needed else ""
+        yield Check("torch", "not installed in this environment", False if is_needed else None, remedy)
+    for package in ("mindspore", "numpy"):
+        yield Check(package, _version(package) or "not installed in this environment")
+    if isinstance(config, ProbeError):
+        yield Check("configuration", config.what, False, config.hint)
+    else:
+        yield from _in_the_run_directory(config.run_dir)
     try:
-        with tempfile.TemporaryDirectory(dir=parent, prefix=".msprobe-info-") as folder:
-            yield Check("run directory", f"{run_dir}: {size(_free(parent))} free", True)
-            yield _locks(Path(folder))
-            yield _injects(Path(folder))
+        with tempfile.TemporaryDirectory(prefix="msprobe-info-") as name:
+            yield from _injects(Path(name), with_torch=torch is not None)
     except OSError as error:
-        yield Check("run directory", f"{parent} cannot be written: {error.strerror}", False)
+        what = f"cannot be tried in {tempfile.gettempdir()}: {error.strerror}"
+        yield Check("injection", what, False, "Set TMPDIR to a folder that can be written.")
     there = pth.place(sys.executable).exists()
     yield Check("install-pth", "installed" if there else "not installed (needed for python -I and -E only)")
     memory = MemoryGroup.read()
     yield Check("memory limit", "none to be seen" if memory.limit is None else size(memory.limit))
+
+
+def verdict(found: Sequence[Check]) -> Check:
+    """The last line: whether recording works, or what stands in its way."""
+    broken = [check.what for check in found if check.works is False]
+    if broken:
+        return Check("recording", f"will not work here: {', '.join(broken)}", False)
+    return Check("recording", "works here", True)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _in_the_run_directory(path: Path) -> Iterator[Check]:
+    """Make it, write and lock there, and leave it as it was."""
+    try:
+        with made_for_now(path), tempfile.TemporaryDirectory(dir=path, prefix=".msprobe-info-") as name:
+            folder = Path(name)
+            (folder / "written").write_text("written")
+            yield Check("run directory", f"{path} can be written, {size(_free(folder))} are free", True)
+            yield _locks(folder)
+    except ProbeError as error:
+        yield Check("run directory", error.what, False, error.hint)
+    except OSError as error:
+        yield Check("run directory", f"{path} cannot be written: {error.strerror}", False, "--run-dir DIR")
 
 
 def _free(path: Path) -> int:
@@ -68,22 +125,56 @@ def _locks(folder: Path) -> Check:
     import filelock
 
     try:
-        with filelock.FileLock(folder / "lock", timeout=5):
-            return Check("file locks", "work there", None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # it falls back to a file's existence
+            with filelock.FileLock(folder / "lock", timeout=5):
+                return Check("file locks", "work there")
     except (OSError, NotImplementedError) as error:
-        return Check("file locks", f"do not work there ({error}); nodes agree without them", None)
+        return Check("file locks", f"do not work there ({error}); nodes agree without them")
 
 
-def _injects(folder: Path) -> Check:
-    """Start a child as a rank is started, and look for its mark."""
+def _injects(folder: Path, *, with_torch: bool) -> Iterator[Check]:
+    """Start a child as torchrun starts a rank, and look at what it recorded."""
+    python = os.environ.get("PYTHON_EXEC", sys.executable)
+    config = ProbeConfig(run_dir=folder)
     try:
-        added = worker_environment(ProbeConfig(run_dir=folder), os.environ)
+        env = {**os.environ, **worker_environment(config, os.environ), "RANK": "0", "WORLD_SIZE": "1"}
     except ProbeError as error:
-        return Check("injection", error.what, False)
-    env = {**os.environ, **added, "RANK": "0", "WORLD_SIZE": "1"}
-    done = subprocess.run([sys.executable, "-c", ""], env=env, capture_output=True, text=True, timeout=60, check=False)
+        yield Check("injection", error.what, False, error.hint)
+        return
+    script = folder / "script.py"
+    script.write_text(_TRAINS if with_torch else "")
     try:
-        load(RunLayout(folder).roster_mark(0), RankMark)
-    except UnreadableInput as error:
-        return Check("injection", f"a child process was not reached: {done.stderr.strip() or error.what}", False)
-    return Check("injection", "reaches a child process", True)
+        done = subprocess.run(
+            [python, "-u", script], env=env, capture_output=True, text=True, timeout=CHILD_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"it did not end within {CHILD_SECONDS} s"
+        remedy = "Set PYTHON_EXEC to a Python interpreter, or unset it." if "PYTHON_EXEC" in os.environ else ""
+        yield Check("injection", f"a child process of {python} cannot be run: {reason}", False, remedy)
+        return
+    said = [line for line in done.stderr.splitlines() if line.strip()]
+    if with_torch:
+        version = done.stdout.strip()
+        if done.returncode:
+            what = f"a child process cannot use it: {said[-1].strip() if said else f'exit code {done.returncode}'}"
+            yield Check("torch", what, False, f"{shlex.quote(python)} -c 'import torch' shows the whole error.")
+        else:
+            yield Check("torch", version, True)
+    yield _reached(folder, python, said, with_torch=with_torch and done.returncode == 0)
+
+
+def _reached(folder: Path, python: str, said: Sequence[str], *, with_torch: bool) -> Check:
+    mark: RankMark | None = None
+    with contextlib.suppress(UnreadableInput):
+        mark = load(RunLayout(folder).roster_mark(0), RankMark)
+    if mark is None:
+        ours = next((line for line in said if line.startswith("[msprobe]")), "")
+        why = ours or f"{python} passes by sitecustomize on PYTHONPATH (python -I, -E or -S, or a wrapper)"
+        return Check("injection", f"does not reach a child process: {why}", False, "msprobe-launch install-pth")
+    if not with_torch:
+        return Check("injection", "reaches a child process", True)
+    if not (mark.attached and mark.calls):
+        why = mark.note or "no call was seen"
+        return Check("injection", f"reaches a child process, which does not record: {why}", False)
+    return Check("injection", f"a child process recorded {mark.calls} calls", True)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
+import shutil
 import socket
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 
-from msprobe_launch.errors import RunDirectoryError, UnreadableInput
+from msprobe_launch.errors import ConfigError, RunDirectoryError, UnreadableInput
 from msprobe_launch.logs import get_logger
 from msprobe_launch.records.layout import RunLayout
 from msprobe_launch.records.roster import Manifest, load, save
@@ -32,18 +34,106 @@ def default_run_dir(script: str, now: datetime) -> Path:
     return path
 
 
-def make_fresh(path: Path) -> None:
-    """Make an empty run directory. Raises RunDirectoryError where there is anything in it or it cannot be made."""
+def is_run(path: Path) -> bool:
+    """True for a run of ours, and for a folder of dumps by step as msprobe writes it."""
+    layout = RunLayout(path)
+    return layout.manifest.is_file() or bool(layout.steps())
+
+
+def check_bench(path: Path, source: str) -> None:
+    """Raise ConfigError, with the run that may have been meant, where `path` is none. `source` says who named it."""
+    if is_run(path):
+        return
+    what = (
+        f"{source}: {path} is not a run directory: it holds neither {RunLayout(path).manifest.name} nor step folders."
+    )
+    inside = sorted((folder for folder in _folders(path) if is_run(folder)), key=lambda run: run.stat().st_mtime)
+    around = next((folder for folder in path.parents if is_run(folder)), None)
+    beside = {folder.name: folder for folder in _folders(path.parent) if is_run(folder)}
+    close = difflib.get_close_matches(path.name, list(beside), n=1)
+    meant = inside[-1:] or [run for run in (around, *(beside[name] for name in close)) if run is not None]
+    raise ConfigError(what, hint=f"Did you mean '{meant[0]}'?" if meant else "Name the --run-dir of a trusted run.")
+
+
+def _folders(path: Path) -> list[Path]:
+    try:
+        return [entry for entry in path.iterdir() if entry.is_dir()]
+    except OSError:
+        return []
+
+
+def check_free(path: Path) -> None:
+    """Raise RunDirectoryError where `path` cannot become a run directory, as far as can be seen without making it.
+
+    `logs` without a word in it is what a launch leaves that failed before its ranks started: no run.
+    """
+    try:
+        names = sorted(os.listdir(path)) if os.path.lexists(path) else []
+    except OSError as error:
+        raise _unusable(path, error) from error
+    logs = RunLayout(path).logs
+    taken = next((name for name in names if name != logs.name or _holds_data(logs)), None)
+    if taken is not None:
+        raise _taken(path, f"it holds {taken}")
+
+
+def make_fresh(path: Path) -> list[Path]:
+    """Make an empty run directory; the directories that were made for it, innermost first.
+
+    Raises RunDirectoryError where there is anything in it or it cannot be made.
+    """
+    check_free(path)
+    missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
     try:
         path.mkdir(parents=True, exist_ok=True)
-        taken = next(path.iterdir(), None)
     except OSError as error:
-        raise RunDirectoryError(
-            f"{path}: the run directory cannot be made: {error.strerror}",
-            hint="Name one that can be written: --run-dir DIR",
-        ) from error
-    if taken is not None:
-        raise _taken(path, f"it holds {taken.name}")
+        raise _unusable(path, error) from error
+    return missing
+
+
+@contextlib.contextmanager
+def made_for_now(path: Path) -> Iterator[Path]:
+    """A run directory that is there for the time of the block. Raises RunDirectoryError as `make_fresh` does."""
+    made = make_fresh(path)
+    try:
+        yield path
+    finally:
+        _remove_empty(made)
+
+
+def discard(layout: RunLayout, made: Iterable[Path]) -> None:
+    """Undo what a launch has made (`make_fresh`, `sign`, the backend's logs), none of whose ranks has started.
+
+    Logs in which something is written stay. Never raises: this is the way out of a failure.
+    """
+    if layout.roster_ranks():
+        return
+    with contextlib.suppress(OSError):
+        layout.manifest.unlink(missing_ok=True)
+        layout.manifest_lock.unlink(missing_ok=True)
+        if not _holds_data(layout.logs):
+            shutil.rmtree(layout.logs)
+    _remove_empty(made)
+
+
+def _holds_data(folder: Path) -> bool:
+    """True where there is anything but folders and empty files."""
+    if not folder.is_dir():
+        return folder.exists()
+    return any(os.path.getsize(os.path.join(base, name)) for base, _, names in os.walk(folder) for name in names)
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    with contextlib.suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
+
+
+def _unusable(path: Path, error: OSError) -> RunDirectoryError:
+    return RunDirectoryError(
+        f"{path}: the run directory cannot be made: {error.strerror}",
+        hint="Name one that can be written: --run-dir DIR",
+    )
 
 
 def sign(layout: RunLayout, manifest: Manifest) -> None:

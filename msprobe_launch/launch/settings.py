@@ -76,9 +76,10 @@ def add_options(add: Callable[..., Any], exit_not_recorded: int) -> None:
     add("--probe-rank-variable", metavar="NAME", help="--backend command: the variable that numbers the ranks")
 
 
-def resolve_settings(given: argparse.Namespace, environ: Mapping[str, str]) -> LaunchSettings:
-    """Flags before variables. Raises ConfigError."""
+def resolve_settings(given: argparse.Namespace, environ: Mapping[str, str]) -> tuple[LaunchSettings, dict[str, str]]:
+    """Flags before variables; and for each field that is set the flag or variable that did it. Raises ConfigError."""
     values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
     for field, parse in FIELDS.items():
         flag = getattr(given, f"probe_{field}")
         source, text = (f"--probe-{field.replace('_', '-')}", flag) if flag else (VARIABLES[field], "")
@@ -90,8 +91,10 @@ def resolve_settings(given: argparse.Namespace, environ: Mapping[str, str]) -> L
                 values[field] = parse(text)
             except ValueError as error:
                 raise ConfigError(f"{source}: {error}") from None
+        if text:
+            sources[field] = source
     if not values.get("hang_timeout"):
         values.pop("hang_timeout", None)
         if values.get("hang_kill"):
             raise ConfigError("--probe-hang-kill needs --probe-hang-timeout S: how long no step may end.")
-    return LaunchSettings(**values)
+    return LaunchSettings(**values), sources

@@ -12,16 +12,19 @@ import contextlib
 import dataclasses
 import json
 import os
+import shlex
+import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from msprobe_launch.bootstrap import variables
-from msprobe_launch.errors import ProbeError, UsageError
+from msprobe_launch.errors import LaunchError, ProbeError, UsageError
 from msprobe_launch.launch.base import LaunchPlan, RunOutcome, Worker
+from msprobe_launch.launch.commandline import refusing
 from msprobe_launch.launch.injection import worker_environment
-from msprobe_launch.launch.rundir import make_fresh, sign
+from msprobe_launch.launch.rundir import discard, make_fresh, sign
 from msprobe_launch.launch.supervision import Supervision
 from msprobe_launch.logs import get_logger
 from msprobe_launch.records.layout import RunLayout
@@ -44,11 +47,14 @@ class TorchrunLauncher:
                 f"the torchrun backend needs PyTorch, which this Python cannot import: {error}",
                 hint="Install it here (pip install torch), or run msprobe-launch from the training's environment.",
             ) from error
-        parser: argparse.ArgumentParser = get_args_parser()
-        return parser
+        try:
+            parser: argparse.ArgumentParser = get_args_parser()
+        except ValueError as error:
+            raise UsageError(f"one of torchrun's variables (PET_*): {error}") from error
+        return refusing(parser)
 
     def parse(self, plan: LaunchPlan) -> argparse.Namespace:
-        """The options as torchrun parses them, the script's arguments untouched. Raises UsageError or SystemExit(2)."""
+        """The options as torchrun parses them, the script's arguments untouched. Raises UsageError."""
         script, *arguments = plan.target
         ends_options = ["--"] if script.startswith("-") else []
         args = self.parser().parse_args([*plan.options, *ends_options, script])
@@ -65,7 +71,33 @@ class TorchrunLauncher:
         if plan.config is None:
             return {}
         hang = {} if plan.settings.hang_timeout is None else {variables.HANG: "1"}
-        return {**worker_environment(plan.config, environ), **hang}
+        return {**worker_environment(plan.config, environ), variables.ATTEMPT: "0", **hang}
+
+    def describe(self, plan: LaunchPlan) -> list[str]:
+        """How many ranks would be started, and with which command, by torchrun's own reading of its options."""
+        args = self.parse(plan)
+        from torch.distributed import run as torchrun
+
+        several_nodes = _max_nodes(plan, args) > 1
+        read = argparse.Namespace(**{**vars(args), "log_dir": os.devnull})  # it would make the folder
+        threads = os.environ.get("OMP_NUM_THREADS")
+        try:
+            config, program, arguments = torchrun.config_from_args(read)
+        except Exception as error:  # whatever torch finds wrong
+            raise _refusal(error, plan) from error
+        finally:
+            if threads is None:
+                os.environ.pop("OMP_NUM_THREADS", None)
+        lines = [
+            f"command: torchrun {shlex.join([*plan.options, *plan.target])}",
+            f"each rank: {shlex.join([program, *arguments])}",
+            f"ranks: {config.nproc_per_node} on this node, nodes: {args.nnodes}, restarts: {config.max_restarts}",
+        ]
+        inherited = sorted(name for name in os.environ if name.startswith("PET_") and name[4:].lower() in vars(args))
+        lines += [f"torchrun's option from the environment: {name}={os.environ[name]}" for name in inherited]
+        if plan.config is not None and several_nodes and plan.run_dir_is_default:
+            lines.append("run directory: its name is that of the first node")
+        return lines
 
     def launch(self, plan: LaunchPlan, supervision: Supervision) -> RunOutcome:
         args = self.parse(plan)
@@ -73,31 +105,25 @@ class TorchrunLauncher:
         from torch.distributed.elastic.multiprocessing import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 
-        try:
-            _, max_nodes = torchrun.parse_min_max_nnodes(args.nnodes)
-            local_world_size = torchrun.determine_local_world_size(args.nproc_per_node)
-        except (ValueError, RuntimeError) as error:
-            raise UsageError(f"torchrun's options: {error}") from error
-        if max_nodes == 1:
-            _check_ranks(plan, local_world_size)
-        run = _Run(self, plan, supervision, several_nodes=max_nodes > 1)
+        run = _Run(self, plan, supervision, several_nodes=_max_nodes(plan, args) > 1)
         run.prepare(args)
         signal: int | None = None
         failed = False
         failure: Exception | None = None
-        with run.watched():
-            try:
+        try:
+            with run.watched():
                 record(torchrun.run)(args)
-            except ChildFailedError:
-                failed = True  # `run` has seen which workers, and more exactly
-            except SignalException as stop:
-                signal = int(stop.sigval)
-            except ProbeError:
-                raise
-            except Exception as error:  # told by the caller once the roster is complete
-                if not run.configured:
-                    raise UsageError(f"torchrun's options: {error}") from error
-                failure = error
+        except ChildFailedError:
+            failed = True  # `run` has seen which workers, and more exactly
+        except SignalException as stop:
+            signal = int(stop.sigval)
+        except Exception as error:
+            if run.workers and not isinstance(error, ProbeError):
+                failure = error  # told by the caller once the roster is complete
+            else:
+                run.discard()
+                raise _refusal(error, plan) from error
+        run.discard()
         return RunOutcome(run.run_dir, tuple(run.workers), signal, failed, failure)
 
 
@@ -117,7 +143,7 @@ class _Run:
         self._world_size: int | None = None
         self.attempt: int | None = None
         self.workers: list[Worker] = []
-        self.configured = False
+        self._made: list[Path] = []
 
     @property
     def run_dir(self) -> Path | None:
@@ -129,9 +155,15 @@ class _Run:
         if self.run_dir is None or (self._several_nodes and self._plan.run_dir_is_default):
             return
         if not self._several_nodes:
-            make_fresh(self.run_dir)
+            self._made = make_fresh(self.run_dir)
         if args.log_dir is None:
             args.log_dir = str(RunLayout(self.run_dir).logs)
+
+    def discard(self) -> None:
+        """Where no rank has started, leave the directory as it was, so that the next try may use its name."""
+        # What several nodes share may be in use by another one, whose ranks run.
+        if not self.workers and self.run_dir is not None and not self._several_nodes:
+            discard(RunLayout(self.run_dir), self._made)
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -142,7 +174,8 @@ class _Run:
         launch, agent = torchrun.elastic_launch, api.LocalElasticAgent
 
         def elastic_launch(config: Any, entrypoint: Any) -> Any:
-            self.configured = True
+            if config.log_line_prefix_template is None:
+                config.log_line_prefix_template = line_prefix()
             if self._config is not None:
                 config.logs_specs = _InjectingLogs(config.logs_specs, self)
             return launch(config=config, entrypoint=entrypoint)
@@ -250,6 +283,51 @@ class _InjectingLogs:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+
+def line_prefix() -> str:
+    """What stands before each line that --tee copies to the console; torch puts the global rank in.
+
+    torch's own, `[default0]:`, tells neither nodes nor ranks of several nodes apart.
+    """
+    return f"[{socket.gethostname()} rank ${{rank}}]: "
+
+
+def _max_nodes(plan: LaunchPlan, args: argparse.Namespace) -> int:
+    """How many nodes the launch may have, where torch can read the numbers asked for. Raises UsageError."""
+    from torch.distributed import run as torchrun
+
+    try:
+        _, most = torchrun.parse_min_max_nnodes(args.nnodes)
+        local_world_size = torchrun.determine_local_world_size(args.nproc_per_node)
+    except (ValueError, RuntimeError) as error:
+        raise UsageError(f"torchrun's options: {error}") from error
+    if most == 1:
+        _check_ranks(plan, local_world_size)
+    return int(most)
+
+
+# What torch raises where an option is at fault; anything else is the network's, or another node's.
+_AT_FAULT = (ValueError, TypeError, AssertionError, LookupError, NotADirectoryError)
+
+
+def _refusal(error: Exception, plan: LaunchPlan) -> ProbeError:
+    """The error in words, where no rank was started."""
+    if isinstance(error, ProbeError):
+        return error
+    if isinstance(error, (FileNotFoundError, PermissionError)) and error.filename == plan.target[0]:
+        return UsageError(f"{plan.target[0]} cannot be started: {error.strerror}")
+    texts = []
+    cause: BaseException | None = error
+    while cause is not None:
+        texts.append(next(iter(str(cause).splitlines()), "") or type(cause).__name__)
+        cause = cause.__cause__
+    if isinstance(error, _AT_FAULT):
+        return UsageError(f"torchrun's options: {texts[0]}")
+    return LaunchError(
+        f"torch's agent started no rank: {type(error).__name__}: {': '.join(dict.fromkeys(texts))}",
+        hint="Are all nodes started, and does --rdzv-endpoint or --master-addr name one that they can reach?",
+    )
 
 
 def _check_ranks(plan: LaunchPlan, world_size: int) -> None:

@@ -15,6 +15,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
+import msprobe_launch
 from msprobe_launch.cli import EXIT_NOT_RECORDED
 from msprobe_launch.records.layout import RunLayout
 from msprobe_launch.records.roster import Manifest, RankMark, load
@@ -194,6 +195,9 @@ def test_the_last_lines_are_the_culprits_exception(shared: Path, tmp_path: Path,
     assert what.startswith("[msprobe] RuntimeError: mat1 and mat2 shapes cannot be multiplied")
     assert place.startswith(f"[msprobe]   at {case}:8 in forward")
     assert [mark(tmp_path, rank).attached for rank in range(4)] == [True] * 4
+    # The record's traceback is the script's and torch's; our hooks are in it no more than on the console's last lines.
+    assert "site-packages/torch/nn" in mark(tmp_path, 2).exception
+    assert str(Path(msprobe_launch.__file__).parent) not in mark(tmp_path, 2).exception
 
 
 def test_a_restart_gets_a_folder_of_its_own(tmp_path: Path, launch: Launch) -> None:
@@ -237,7 +241,7 @@ def test_the_control_run_has_nothing_of_ours(tmp_path: Path, launch: Launch) -> 
 def test_the_manifest_tells_what_was_started(tmp_path: Path, launch: Launch) -> None:
     import torch
 
-    (tmp_path / "good").mkdir()
+    (tmp_path / "good" / "step0").mkdir(parents=True)
     path = script(tmp_path, STEPS + "step()\n")
     assert launch("--nproc=1", "--probe-bench", "good", "--probe-level=mix", path, "a b").returncode == 0
     manifest = load(RunLayout(tmp_path / "run").manifest, Manifest)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
 
 from msprobe_launch import __version__
+from msprobe_launch.bootstrap import variables
 from msprobe_launch.cli import main
+from msprobe_launch.config import Level, ProbeConfig
+from msprobe_launch.launch.injection import SITE
+from msprobe_launch.launch.settings import FIELDS
 
 
 def test_help_fits_60_columns_and_has_an_example(
@@ -84,17 +92,95 @@ def test_an_unknown_variable_names_the_near_miss(
 def test_dry_run_shows_command_environment_and_where_each_setting_came_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Every setting has exactly one line, whichever of the four places it came from."""
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MSPROBE_LAUNCH_STEPS", "0-3")
-    Path("probe.yaml").write_text("level: mix\n")
-    argv = ["--dry-run", "--nproc", "2", "--probe-config", "probe.yaml", "--run-dir", "r", "t.py", "a b"]
+    monkeypatch.setenv("MSPROBE_LAUNCH_LEVEL", "L0")  # beaten by the flag
+    monkeypatch.setenv("MSPROBE_LAUNCH_STRICT", "1")
+    monkeypatch.setenv("PET_MAX_RESTARTS", "2")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    Path("probe.yaml").write_text("task: structure\nstep: [7]\nstructure:\n  list: [linear]\n")
+    argv = ["--dry-run", "--nproc", "2", "--probe-config", "probe.yaml", "--run-dir", "r", "--probe-level", "mix"]
+    argv += ["--probe-hang-timeout", "30", "t.py", "a b"]
     assert main(argv) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:5] == [
+        "backend: torchrun",
+        "command: torchrun --nproc-per-node 2 t.py 'a b'",
+        f"each rank: {sys.executable} -u t.py 'a b'",
+        "ranks: 2 on this node, nodes: 1:1, restarts: 2",
+        "torchrun's option from the environment: PET_MAX_RESTARTS=2",
+    ]
+    environment = dict(
+        shlex.split(line)[0].split("=", 1)
+        for line in lines[lines.index("recording:") - 1 : 5 : -1]
+        if line.startswith("  ")
+    )
+    assert environment["PYTHONPATH"] == str(SITE)
+    assert (environment[variables.ATTEMPT], environment[variables.HANG]) == ("0", "1")
+    assert ProbeConfig.from_json(environment[variables.CONFIG]).level is Level.MIX
+    shown = {}
+    for line in lines[lines.index("recording:") :]:
+        if match := re.fullmatch(r"  (\w+) = (.*)  \((.*)\)", line):
+            assert match[1] not in shown
+            shown[match[1]] = (match[2], match[3])
+    assert shown.pop("level") == ("mix", "--probe-level")
+    assert shown.pop("steps") == ("0-3", "MSPROBE_LAUNCH_STEPS")
+    assert shown.pop("task") == ("structure", "'task' in probe.yaml")
+    assert shown.pop("list") == ("linear", "'list' in 'structure' of probe.yaml")
+    assert shown.pop("run_dir") == (str(tmp_path / "r"), "--run-dir")
+    assert shown.pop("strict") == ("True", "MSPROBE_LAUNCH_STRICT")
+    assert shown.pop("hang_timeout") == ("30.0", "--probe-hang-timeout")
+    rest = {*ProbeConfig(run_dir=tmp_path).as_dict(), *FIELDS}
+    rest -= {"level", "steps", "task", "list", "run_dir", "strict", "hang_timeout"}
+    assert set(shown) == rest
+    assert {source for _, source in shown.values()} == {"default"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["probe.yaml"]
+    assert "OMP_NUM_THREADS" not in os.environ
+
+
+@pytest_torch
+def test_dry_run_of_another_launcher_and_of_the_control_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    assert main(["--dry-run", "--backend", "command", "--", "sh", "-c", "python t.py"]) == 0
     out = capsys.readouterr().out
-    assert "torchrun --nproc-per-node 2 t.py 'a b'" in out
-    assert "PYTHONPATH=" in out
-    assert "level = mix  ('level' in probe.yaml)" in out
-    assert "steps = 0-3  (MSPROBE_LAUNCH_STEPS)" in out
-    assert f"run_dir = {tmp_path / 'r'}  (--run-dir)" in out
-    assert "task = statistics  (default)" in out
-    assert not Path("r").exists()
+    assert out.startswith("backend: command\ncommand: sh -c 'python t.py'\nranks: those that the command numbers\n")
+    assert f"  {variables.CONFIG}=" in out
+    assert main(["--dry-run", "--probe-off", "t.py"]) == 0
+    out = capsys.readouterr().out
+    assert "probe off (--probe-off): nothing is injected" in out
+    assert variables.CONFIG not in out
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest_torch
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--nproc", "many", "t.py"], "Unsupported nproc_per_node value: many"),
+        (["--redirects", "9", "t.py"], "torchrun's options: 9 does not match"),
+        (["--backend", "command", "no-such-launcher"], "there is no such command"),
+        (["--run-dir", "taken", "t.py"], "the run directory is not empty: it holds file"),
+        (["--probe-ranks", "5", "t.py"], "--probe-ranks 5 picks none of the ranks 0-0."),
+    ],
+)
+def test_dry_run_refuses_what_a_launch_would(
+    argv: list[str],
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    Path("taken").mkdir()
+    Path("taken/file").touch()
+    assert main(["--dry-run", *argv]) == 2
+    captured = capsys.readouterr()
+    assert expected in captured.err
+    assert captured.out == ""
