@@ -22,7 +22,7 @@ from msprobe_launch.launch.text import rank_list, signal_name, size, spans
 from msprobe_launch.logs import get_logger
 from msprobe_launch.records.journal import last_name
 from msprobe_launch.records.layout import RunLayout
-from msprobe_launch.records.roster import UNMATCHED, RankMark, load, save
+from msprobe_launch.records.roster import FILE_SYSTEM, UNMATCHED, RankMark, load, save
 
 Memory: TypeAlias = tuple[MemoryGroup, MemoryGroup]
 
@@ -263,9 +263,11 @@ def _time_of(lines: Sequence[str]) -> str:
 def recorded_lines(outcome: RunOutcome, marks: Sequence[RankMark], asked: NumberSet) -> list[str]:
     """`recorded by 7 of 8 ranks, steps 0-4, 12,345 calls -> RUN_DIR`, then who is missing and why."""
     expected = [mark for mark in marks if mark.rank in asked]
-    recorded = [mark for mark in expected if mark.attached and mark.recording]
-    missing = [mark for mark in expected if not (mark.attached and mark.recording)]
-    calls = sum(mark.calls for mark in recorded)
+    attached = [mark for mark in expected if mark.attached and mark.recording]
+    refused = [mark for mark in attached if mark.calls and not mark.kept]
+    recorded = [mark for mark in attached if mark not in refused]
+    missing = [mark for mark in expected if mark not in attached]
+    calls = sum(mark.kept for mark in recorded)
     lines = []
     if calls:
         steps = sorted({step for mark in recorded for step in mark.steps})
@@ -275,6 +277,8 @@ def recorded_lines(outcome: RunOutcome, marks: Sequence[RankMark], asked: Number
             f"recorded by {len(recorded)} of {len(expected)} ranks{selected}, {which}, {calls:,} calls"
             f" -> {RunLayout(outcome.run_dir or Path(), outcome.attempt).base}"
         )
+    elif refused:
+        lines.append(f"ERROR: nothing was recorded: the files of {len(refused)} of {len(expected)} ranks were refused")
     elif recorded:
         lines.append(
             f"ERROR: nothing was recorded: {len(recorded)} of {len(expected)} ranks attached,"
@@ -291,15 +295,18 @@ def recorded_lines(outcome: RunOutcome, marks: Sequence[RankMark], asked: Number
     reasons: dict[str, list[int]] = {}
     for mark in missing:
         reasons.setdefault(mark.note or mark.ended, []).append(mark.rank)
+    for mark in refused:
+        why = next(reason for reason in mark.lost if reason.startswith(FILE_SYSTEM))
+        reasons.setdefault(f"nothing of it could be written: {why}", []).append(mark.rank)
     lines += [f"missing: {rank_list(sorted(ranks))}: {reason}" for reason, ranks in reasons.items()]
-    lines += _partial_lines(recorded)
+    lines += _partial_lines(attached)
     lines += _claim_lines(outcome, marks)
     lost: dict[str, int] = {}
-    for mark in recorded:
+    for mark in attached:
         for reason, count in mark.lost.items():
             lost[reason] = lost.get(reason, 0) + count
     lines += [f"lost: {count:,} calls: {reason}" for reason, count in lost.items() if count]
-    partial = sorted({step for mark in recorded for step in mark.partial_steps})
+    partial = sorted({step for mark in attached for step in mark.partial_steps})
     if partial and any(lost.values()):
         lines.append(f"steps with losses: {spans(partial)}")
     return lines + _stopped_lines(recorded) + _unmatched_lines(recorded)
@@ -311,7 +318,7 @@ def _partial_lines(recorded: Sequence[RankMark]) -> list[str]:
         if mark.partial_steps:
             by_steps.setdefault(mark.partial_steps, []).append(mark.rank)
     return [
-        f"partial: {rank_list(sorted(ranks))} did not record all of step {spans(steps)}"
+        f"partial: {rank_list(sorted(ranks))} did not record all of step{'s' if len(steps) > 1 else ''} {spans(steps)}"
         for steps, ranks in by_steps.items()
     ]
 
@@ -416,4 +423,4 @@ def _early_lines(outcome: RunOutcome, first: Worker) -> list[str]:
 def is_complete(marks: Sequence[RankMark], asked: NumberSet) -> bool:
     """True where every rank that was asked for recorded something."""
     expected = [mark for mark in marks if mark.rank in asked]
-    return bool(expected) and all(mark.attached and mark.recording and mark.calls for mark in expected)
+    return bool(expected) and all(mark.attached and mark.recording and mark.kept for mark in expected)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from msprobe_launch.errors import UnreadableInput
 
 FORMAT_VERSION = 1
 
+FILE_SYSTEM = "file system: "  # how a reason in a mark's `lost` begins where the file system refused a record
 UNMATCHED = " matched nothing."  # in a mark's `unseen`: what follows `filter '<text>'`
 
 
@@ -81,6 +83,12 @@ class RankMark:
     hint: str = ""
     format_version: int = FORMAT_VERSION
 
+    @property
+    def kept(self) -> int:
+        """Calls that reached the disk: `calls` counts those too that the file system then refused."""
+        refused = sum(count for reason, count in self.lost.items() if reason.startswith(FILE_SYSTEM))
+        return max(0, self.calls - refused)
+
 
 _T = TypeVar("_T", Manifest, RankMark)
 
@@ -105,8 +113,32 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def save(path: Path, value: Manifest | RankMark) -> None:
-    """Write a manifest or mark as JSON. Raises OSError."""
-    write_atomically(path, json.dumps(dataclasses.asdict(value), indent=1, ensure_ascii=False) + "\n")
+    """Write a manifest or mark as JSON. Raises OSError.
+
+    On a full disk there is no room for a second file, but what a rank has lost must be told: a file that is there is
+    then written over in its own blocks.
+    """
+    text = json.dumps(dataclasses.asdict(value), indent=1, ensure_ascii=False) + "\n"
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not _fits_and_is_written(path, text.encode()):
+            raise
+
+
+def _fits_and_is_written(path: Path, data: bytes) -> bool:
+    """Write over a file where its blocks are enough; False, and the file as it was, where they are not."""
+    try:
+        with open(path, "r+b", buffering=0) as file:
+            if len(data) > os.fstat(file.fileno()).st_blocks * 512:  # stat(2) counts in 512 bytes everywhere
+                return False
+            # One call: a reader finds the old text or the new one, at worst a tail that the next line cuts off.
+            if os.pwrite(file.fileno(), data, 0) != len(data):
+                return False
+            file.truncate(len(data))
+    except OSError:
+        return False
+    return True
 
 
 def load(path: Path, kind: type[_T]) -> _T:

@@ -64,11 +64,15 @@ def test_a_disk_that_is_full_for_three_steps(tmp_path: Path, run_cli: Launch) ->
         assert {3, 4} <= {*found.partial_steps}
         assert sum(found.lost.values()) > 0
         assert list(found.lost) == ["file system: File too large"]
+        assert found.kept == found.calls - sum(found.lost.values()) > 0
         warnings = [
             line for line in done.stderr.splitlines() if line.startswith(f"[msprobe rank {rank}] could not record")
         ]
         assert len(warnings) == 1, done.stderr
-    assert "[msprobe] lost: " in done.stderr
+    marks = [mark(tmp_path / "run", rank) for rank in (0, 1)]
+    kept, lost = sum(found.kept for found in marks), sum(sum(found.lost.values()) for found in marks)
+    assert f", {kept:,} calls -> {tmp_path / 'run'}" in done.stderr
+    assert f"[msprobe] lost: {lost:,} calls: file system: File too large" in done.stderr
     report = run_cli(["-m", "aggregator", "run"], cwd=tmp_path)
     assert report.returncode == 3, report.stdout + report.stderr
     assert "lost" in report.stdout + report.stderr
@@ -90,7 +94,18 @@ def test_a_small_file_system_that_fills_up(tmp_path: Path, run_cli: Launch) -> N
         bare = run_cli([*argv, "--probe-off", "trains.py"], cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert hashes(done) == hashes(bare) != []
-        assert "No space left on device" in done.stderr
+        marks = [mark(disk / "run", rank) for rank in (0, 1)]
+        # The marks were written when there was no room any more: what was lost is told by rank and launcher alike.
+        full = "file system: No space left on device"
+        assert [(found.finished, found.exit_code, list(found.lost)) for found in marks] == [(True, 0, [full])] * 2
+        assert marks[0].calls == marks[1].calls > 60 * 10
+        assert [{*found.steps, *found.partial_steps} for found in marks] == [set(range(60))] * 2
+        lines = done.stderr.splitlines()
+        assert f"[msprobe] lost: {sum(found.lost[full] for found in marks):,} calls: {full}" in lines
+        kept, some = sum(found.kept for found in marks), [found for found in marks if found.kept]
+        assert any(f"recorded by {len(some)} of 2 ranks, " in line and f" {kept:,} calls -> " in line for line in lines)
+        assert ("missing: rank" in done.stderr) == (len(some) < 2)
+        assert sum("cannot be written" in line for line in lines) == 0
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
 
