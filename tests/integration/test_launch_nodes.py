@@ -176,6 +176,8 @@ def test_two_network_namespaces(tmp_path: Path) -> None:
                     f"run{side}",
                 ]
                 argv += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "10.99.7.1:29411", "--rdzv-id", "job"]
+                # The host's name does not resolve to the addresses here, by which torch tells whose the endpoint is.
+                argv += ["--rdzv-conf", f"is_host={side == 'a'}"]
                 argv += ["--local-addr", "10.99.7.1" if side == "a" else "10.99.7.2", "script.py"]
                 env = {**os.environ, "GLOO_SOCKET_IFNAME": f"v{os.getpid()}{side}", "OMP_NUM_THREADS": "1"}
                 node = subprocess.Popen(["ip", "netns", "exec", name, *argv], cwd=tmp_path, env=env)
