@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import signal
 import socket
 import sys
 import traceback
@@ -130,6 +131,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for line in str(error).splitlines():
             logger.error(line)
         return error.exit_code
+    except KeyboardInterrupt:  # before the ranks have started, or after
+        logger.error("stopped by %s", signal_name(signal.SIGINT))
+        return 128 + signal.SIGINT
 
 
 def _main(tokens: list[str]) -> int:

@@ -17,6 +17,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from signal import SIGINT
 from typing import Any
 
 from msprobe_launch.bootstrap import variables
@@ -117,6 +118,8 @@ class TorchrunLauncher:
             failed = True  # `run` has seen which workers, and more exactly
         except SignalException as stop:
             signal = int(stop.sigval)
+        except KeyboardInterrupt:
+            signal = SIGINT  # torch minds signals only while ranks run, not while nodes wait for each other
         except Exception as error:
             if run.workers and not isinstance(error, ProbeError):
                 failure = error  # told by the caller once the roster is complete

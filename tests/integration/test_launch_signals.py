@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,22 @@ def test_a_failed_job_leaves_nobody_in_its_sessions_and_the_grace_is_the_option(
         assert code == 5
         assert "[msprobe] rank 0: stopped by launcher" in err
         assert launch.gone_within(10)
+
+
+def test_an_interrupt_while_nodes_wait_for_each_other_is_one_line_and_no_obstacle(tmp_path: Path) -> None:
+    """Nobody comes: the launcher waits at the rendezvous, where torch minds no signals."""
+    (tmp_path / "script.py").write_text("import torch\ntorch.nn.Linear(1, 1)(torch.ones(1, 1)).sum().backward()\n")
+    argv = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--run-dir", "run")
+    with started(tmp_path, *argv, "script.py") as launch:
+        launch.await_(RunLayout(tmp_path / "run").logs.exists)
+        time.sleep(1)  # into the waiting itself
+        launch.process.send_signal(signal.SIGINT)
+        code, _, err = launch.finish()
+        assert code == 128 + signal.SIGINT
+        assert err.splitlines()[-1] == "[msprobe] stopped by SIGINT"
+        assert "Traceback" not in err
+        assert launch.gone_within(10)
+    with started(tmp_path, "--run-dir", "run", "script.py") as launch:
+        code, _, err = launch.finish()
+        assert code == 0, err
+        assert "recorded by 1 of 1 ranks" in err
