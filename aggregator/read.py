@@ -257,7 +257,7 @@ def _context(
         place = {stack: i for i, stack in enumerate(context.frames)}
         return (
             {op: parent for op, (parent, _) in context.ops.items()},
-            tuple(tuple(frames) for frames in context.frames.values()),
+            tuple(tuple(json.loads(frames)) for frames in context.frames.values()),
             {op: place[stack] for op, (_, stack) in context.ops.items() if stack in place},
         )
     stacks: list[tuple[str, ...]] = []

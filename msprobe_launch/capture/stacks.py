@@ -6,6 +6,7 @@ step is written, once per position.
 
 from __future__ import annotations
 
+import json
 import linecache
 from types import CodeType, FrameType
 
@@ -22,6 +23,7 @@ class StackTable:
         self._children: dict[tuple[int, int, int], int] = {}
         self._nodes: list[tuple[int, CodeType, int]] = []
         self._texts: dict[tuple[CodeType, int], str] = {}
+        self._json: dict[int, str] = {}
         self._ours: dict[int, tuple[bool, CodeType]] = {}
         # Set by an adapter: where the framework's code lies, and which of its files only pass calls on.
         self.framework: tuple[str, ...] = ()
@@ -55,14 +57,17 @@ class StackTable:
             base = node
         return base
 
-    def frames(self, stack: int) -> list[str]:
-        """Frame texts of a stack, innermost first, in the form of stack.json.
+    def frames_json(self, stack: int) -> str:
+        """Frame texts of a stack, innermost first, as the JSON list that stack.json has.
 
         Of frames of the framework that follow each other only the innermost is kept, and none that only passes
         calls on; all others are kept.
         """
+        known = self._json.get(stack)
+        if known is not None:
+            return known
         out = []
-        inside = False
+        inside, innermost = False, stack
         while stack != ROOT:
             stack, code, position = self._nodes[stack]
             if code.co_filename in self.plumbing:
@@ -74,7 +79,8 @@ class StackTable:
             if text is None:
                 text = self._texts[code, position] = _frame_text(code, position)
             out.append(text)
-        return out
+        known = self._json[innermost] = json.dumps(out)
+        return known
 
 
 def _frame_text(code: CodeType, position: int) -> str:

@@ -8,7 +8,6 @@ tries again; what was complete stays complete because the journal is cut back to
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
 import time
@@ -24,7 +23,7 @@ from msprobe_launch.config import ProbeConfig, Task
 from msprobe_launch.records import journal
 from msprobe_launch.records.codec import quote, record_line
 from msprobe_launch.records.layout import RankFolder
-from msprobe_launch.records.model import CallRecord
+from msprobe_launch.records.model import CallRecord, OpRef
 from msprobe_launch.records.roster import write_atomically
 
 
@@ -62,7 +61,7 @@ class StepWriter:
         try:
             if self._journal is None:
                 self._begin()
-            lines = self._render(records, guard)
+            lines = self._render(records, guard, journaled=not last)
             self._append(lines)
             self.written += len(lines)
             if not last:
@@ -88,10 +87,11 @@ class StepWriter:
             raise
         self._journal = handle
 
-    def _render(self, records: list[CallRecord], guard: Guard) -> list[str]:
+    def _render(self, records: list[CallRecord], guard: Guard, *, journaled: bool) -> list[str]:
         lines = []
         frames, ops = self._context.frames, self._context.ops
         side = self._side_lines
+        parents: dict[OpRef | None, str | None] = {None: None}
         everything = self._config.task is Task.TENSOR
         for record in records:
             try:
@@ -113,11 +113,18 @@ class StepWriter:
                 continue
             stack = record.stack
             if stack != ROOT and stack not in frames:
-                frames[stack] = self._stacks.frames(stack)
-                side.append(f'{{"stack": {stack}, "frames": {json.dumps(frames[stack])}}}')
-            parent = record.parent.text if record.parent is not None else None
+                frames[stack] = self._stacks.frames_json(stack)
+                if journaled:
+                    side.append(f'{{"stack": {stack}, "frames": {frames[stack]}}}')
+            enclosing = record.parent
+            parent = parents.get(enclosing)
+            if parent is None and enclosing is not None:
+                parent = parents[enclosing] = enclosing.text
             ops[name] = (parent, stack)
-            side.append(f'{{"op": {quote(name)}, "parent": {quote(parent) if parent else "null"}, "stack": {stack}}}')
+            if journaled:
+                side.append(
+                    f'{{"op": {quote(name)}, "parent": {quote(parent) if parent else "null"}, "stack": {stack}}}'
+                )
         return lines
 
     def _append(self, lines: list[str]) -> None:

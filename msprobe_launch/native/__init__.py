@@ -1,14 +1,17 @@
-"""Statistics and checksums in C, where they could be compiled. Framework-neutral: it reads memory by address.
+"""Statistics, checksums and the describing of plain tensors in C, where they could be compiled (`hatch_build.py`).
 
-Compiled when the package is built (`hatch_build.py`). It is called through ctypes and holds no state.
+`_statistics.so` is called through ctypes, holds no state and reads memory by address. `_tensors.abi3.so` is a module
+for any CPython since 3.10; it needs that one's header files when it is compiled, and nothing but speed hangs on it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 LIBRARY = Path(__file__).with_name("_statistics.so")
 
@@ -27,6 +30,35 @@ def load() -> dict[str, Kernel]:
     except OSError:
         return {}
     return {name: _kernel(quick, long, name) for name in ("float32", "float64", "bfloat16")}
+
+
+# Element types of `load_table`; the numbers are those of tensors.c.
+ELEMENTS = {"float32": 0, "float64": 1, "bfloat16": 2}
+
+
+def load_table(
+    general: Callable[[Any], Any],
+    make: Callable[[Any, Any, Any], Any],
+    *,
+    cache: dict[int, tuple[Any, int, int, Any]],
+    heads: dict[Any, str],
+    kinds: dict[Any, int],
+    rows: dict[Any, tuple[int, int, int] | None],
+    fresh: list[Any],
+    below: int,
+    limit: int,
+) -> Callable[[Any], Any] | None:
+    """`general`, with plain tensors of less than `below` elements described in C; None where that is not compiled.
+
+    `kinds` maps a framework's dtypes to ELEMENTS. The dictionaries and the list are shared with the caller: both sides
+    read and fill `cache` (`limit` entries at most) and `fresh`; `heads` and `rows` are filled by `general` alone.
+    """
+    try:
+        from msprobe_launch.native._tensors import Table  # type: ignore[import-untyped,import-not-found,unused-ignore]
+    except ImportError:
+        return None
+    table: Callable[[Any], Any] = Table(cache, heads, kinds, rows, fresh, make, weakref.ref, general, below, limit)
+    return table
 
 
 # (address, bytes) -> checksum

@@ -86,8 +86,18 @@ def value_text(value: Value) -> str:
     if kind is PlainValue:
         return cast("PlainValue", value).text
     if kind is list:
-        return f"[{', '.join([value_text(item) for item in cast('list[Value]', value)])}]"
+        return _list_text(cast("list[Value]", value))
     return _object_text(cast("dict[str, Value]", value))
+
+
+def _list_text(values: Sequence[Value] | None) -> str:
+    if not values:
+        return "[]"
+    # Most are flat, with texts made by `format_tensors`: no call for each.
+    try:
+        return f"[{', '.join(['null' if value is None else value.text for value in values])}]"  # type: ignore[union-attr,misc]
+    except (AttributeError, TypeError):
+        return f"[{', '.join([value_text(item) for item in values])}]"
 
 
 def _object_text(values: Mapping[str, Value]) -> str:
@@ -101,15 +111,14 @@ def record_line(name: str, record: CallRecord) -> str:
         # None (task structure) is left out: msprobe's compare ends with a traceback on `{"weight": [null]}`.
         items: dict[str, Value] = {k: [item] for k, item in (record.parameters or {}).items() if item is not None}
         return f" {quote(name)}: {_object_text(items)}"
-    parts = []
+    inputs, outputs = _list_text(record.inputs), _list_text(record.outputs)
     if record.op.backward:
-        parts.append(f'"input": {value_text(record.inputs or [])}')
+        fields = f'"input": {inputs}, "output": {outputs}'
     else:
-        parts.append(f'"input_args": {value_text(record.inputs or [])}')
-        parts.append(f'"input_kwargs": {_object_text(record.kwargs) if record.kwargs else "{}"}')
-    parts.append(f'"output": {value_text(record.outputs or [])}')
+        kwargs = _object_text(record.kwargs) if record.kwargs else "{}"
+        fields = f'"input_args": {inputs}, "input_kwargs": {kwargs}, "output": {outputs}'
     if record.parameters:
-        parts.append(f'"parameters": {_object_text(record.parameters)}')
+        fields = f'{fields}, "parameters": {_object_text(record.parameters)}'
     if record.recompute:
-        parts.append('"is_recompute": true')
-    return f" {quote(name)}: {{{', '.join(parts)}}}"
+        fields = f'{fields}, "is_recompute": true'
+    return f" {quote(name)}: {{{fields}}}"

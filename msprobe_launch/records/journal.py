@@ -68,10 +68,11 @@ def last_name(path: Path) -> str:
 class Context:
     """Stacks and parents of one step: what stack.json and construct.json say.
 
-    `frames[i]` are stack i's frames, innermost first; `ops` maps an op to (parent or None, stack index or -1).
+    `frames[i]` is the JSON list of stack i's frames, innermost first: most steps have the stacks of the one before.
+    `ops` maps an op to (parent or None, stack index or -1).
     """
 
-    frames: dict[int, list[str]] = field(default_factory=dict)
+    frames: dict[int, str] = field(default_factory=dict)
     ops: dict[str, tuple[str | None, int]] = field(default_factory=dict)
 
     def stack_json(self) -> str:
@@ -82,7 +83,8 @@ class Context:
                 sharing.setdefault(stack, []).append(op)
         # A line per stack: the encoder's own indentation is its slow path (docs/benchmarks.md).
         entries = [
-            f' "{i}": {json.dumps([ops, self.frames.get(stack, [])])}' for i, (stack, ops) in enumerate(sharing.items())
+            f' "{i}": [{json.dumps(ops)}, {self.frames.get(stack, "[]")}]'
+            for i, (stack, ops) in enumerate(sharing.items())
         ]
         return "{\n" + ",\n".join(entries) + "\n}\n"
 
@@ -105,7 +107,7 @@ def read_context(path: Path) -> Context:
             except ValueError:
                 continue
             if "frames" in entry:
-                context.frames[entry["stack"]] = entry["frames"]
+                context.frames[entry["stack"]] = json.dumps(entry["frames"])
             elif "op" in entry:
                 context.ops[entry["op"]] = (entry.get("parent"), entry.get("stack", -1))
     return context

@@ -57,10 +57,8 @@ def inputs_of(values: Sequence[Any], keywords: dict[str, Any]) -> Inputs:
     _collect_edges(values, edges)
     if keywords:
         _collect_edges(keywords.values(), edges)
-    for edge in edges:
-        if edge is not None:
-            found.sequence = next_sequence_number()
-            break
+    if any(edges):
+        found.sequence = next_sequence_number()
     return found
 
 
@@ -124,9 +122,13 @@ def _fields_of(value: Any) -> list[Any]:
 
 
 class OpenBackward:
-    """A backward record that still waits for gradients."""
+    """A backward record that still waits for gradients.
 
-    __slots__ = ("awaited", "done", "incoming", "missing", "op", "outgoing", "parent", "sums", "waiting")
+    `enclosing` are calls of which this one is all there is to differentiate (a module around its one API), each with
+    the places of its inputs among this one's: they get the same gradients.
+    """
+
+    __slots__ = ("awaited", "done", "enclosing", "incoming", "missing", "op", "outgoing", "parent", "sums", "waiting")
 
     def __init__(self, op: OpRef, parent: OpRef | None, outputs: int, inputs: int) -> None:
         self.op = op
@@ -135,9 +137,107 @@ class OpenBackward:
         self.outgoing: list[Value] = [None] * inputs
         self.sums: list[Tensor | None] = [None] * inputs
         self.missing = [0] * inputs  # contributions still to come, by input
+        self.enclosing: list[tuple[OpRef, OpRef | None, list[int | None]]] = []
         self.awaited = 0  # hooks still to fire
         self.waiting = False  # has begun and is on the list of open ones
         self.done = False
+
+
+class _Latest:
+    """The call watched last, where it returned one tensor: the one whose call encloses it may be found equal.
+
+    Nothing is kept alive: objects and nodes are known by their numbers.
+    """
+
+    __slots__ = ("after", "before", "edges", "node", "number", "result", "state")
+
+    def __init__(
+        self, state: OpenBackward, inputs: Inputs | None, edges: dict[tuple[int, int], int], result: Tensor
+    ) -> None:
+        self.state = state
+        self.edges = edges
+        self.before = inputs.sequence if inputs is not None else None
+        self.after = next_sequence_number()
+        self.result = id(result)
+        node, self.number = _source(result)
+        self.node = node._sequence_nr()
+
+
+def _consumers(
+    nodes: dict[Any, Any], edges: dict[tuple[int, int], int], sequence: int
+) -> list[tuple[Any, list[tuple[int, int]]]]:
+    """Nodes made by the call that consume one of its inputs, with (gradient slot, input index) each.
+
+    `nodes` are those of the outputs, `edges` the inputs by identity, `sequence` the number of the call's first node.
+    """
+    todo = list(nodes)
+    seen = set(todo)
+    found = []
+    while todo:
+        node = todo.pop()
+        hits: list[tuple[int, int]] = []
+        slot = -1
+        for following, number in node.next_functions:
+            slot += 1
+            if following is None:
+                continue
+            index = edges.get((id(following), number))
+            if index is None:
+                order = following._sequence_nr()
+                if order < sequence and order >= 0:
+                    continue  # older than the call
+                if order < 0 or order > _LEAF_SEQUENCE:
+                    leaf = getattr(following, "variable", None)
+                    index = edges.get((id(leaf), 0)) if leaf is not None else None
+                    if index is None:
+                        continue
+                else:
+                    if following not in seen:
+                        seen.add(following)
+                        todo.append(following)
+                    continue
+            hits.append((slot, index))
+        if hits:
+            found.append((node, hits))
+    return found
+
+
+class NodeHook:
+    """After a node has run: its inputs' gradients are outputs of the call, and where it made an output, vice versa.
+
+    An object and not a closure: this is made for every recorded call, and a closure is six objects.
+    """
+
+    __slots__ = ("hits", "places", "state", "watch")
+
+    def __init__(
+        self,
+        watch: BackwardWatch,
+        state: OpenBackward,
+        hits: list[tuple[int, int]],
+        places: list[tuple[int, int]] | None,
+    ) -> None:
+        self.watch = watch
+        self.state = state
+        self.hits = hits
+        self.places = places
+
+    def __call__(self, outgoing: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> None:
+        self.watch.see(self.state, outgoing, self.hits, incoming, self.places)
+
+
+class NodePreHook:
+    """Before a node runs that made an output of the call: the gradients that come in."""
+
+    __slots__ = ("places", "state", "watch")
+
+    def __init__(self, watch: BackwardWatch, state: OpenBackward, places: list[tuple[int, int]]) -> None:
+        self.watch = watch
+        self.state = state
+        self.places = places
+
+    def __call__(self, incoming: tuple[Tensor | None, ...]) -> None:
+        self.watch.see(self.state, None, None, incoming, self.places)
 
 
 class BackwardWatch:
@@ -148,17 +248,22 @@ class BackwardWatch:
         self._values = values
         self._quiet = quiet
         self._open: dict[int, OpenBackward] = {}
+        self._latest: _Latest | None = None
+        self._tensor = values.describe.by_type[Tensor]
 
     def watch(self, op: OpRef, parent: OpRef | None, inputs: Inputs | None, result: Any) -> None:
         """Arrange for the backward record of a call that has just returned `result`."""
         outputs: list[Tensor] = []
-        if isinstance(result, Tensor):
+        if type(result) is Tensor:
             outputs.append(result)
         else:
             _collect_outputs(result, outputs)
         gate = self._session.gate
         if not gate.inputs and not gate.outputs:
             self._watch_name(op, parent, inputs, outputs)
+            return
+        single = len(outputs) == 1
+        if single and self._encloses_latest(op, parent, inputs, outputs[0]):
             return
         known: list[Edge | None] = []
         edges: dict[tuple[int, int], int] = {}
@@ -176,18 +281,54 @@ class BackwardWatch:
         if not nodes:
             return
         state = OpenBackward(op.as_backward(), parent.as_backward() if parent else None, len(outputs), len(known))
-        consumers = []
         if inputs is not None and inputs.sequence is not None:
-            consumers = self._consumers(nodes, edges, inputs.sequence)
-        for node, hits in consumers:
-            for _, index in hits:
-                state.missing[index] += 1
-            # One hook serves both ends of an operation that is a single node, as most are.
-            places = nodes.pop(node, None)
-            node.register_hook(self._outgoing_hook(state, hits, places))
+            missing = state.missing
+            for node, hits in _consumers(nodes, edges, inputs.sequence):
+                for _, index in hits:
+                    missing[index] += 1
+                state.awaited += 1
+                # One hook serves both ends of an operation that is a single node, as most are.
+                node.register_hook(NodeHook(self, state, hits, nodes.pop(node, None)))
         for node, places in nodes.items():
-            node.register_prehook(self._incoming_hook(state, places))
-        state.awaited = len(nodes) + len(consumers)
+            state.awaited += 1
+            node.register_prehook(NodePreHook(self, state, places))
+        if single:
+            self._latest = _Latest(state, inputs, edges, outputs[0])
+
+    def _encloses_latest(self, op: OpRef, parent: OpRef | None, inputs: Inputs | None, result: Tensor) -> bool:
+        """True where a call has added nothing to the graph but what the call inside it has, which is watched.
+
+        Both return one tensor, and no node was made in between, before or after: nothing else inside can consume an
+        input of the outer call.
+        """
+        latest = self._latest
+        if latest is None or id(result) != latest.result or latest.after != next_sequence_number():
+            return False
+        if not self._session.gate.open:
+            return False
+        node, number = _source(result)
+        if node is None or number != latest.number or node._sequence_nr() != latest.node:
+            return False
+        places: list[int | None] = []
+        if inputs is not None and inputs.sequence is not None:
+            if inputs.sequence != latest.before:
+                return False
+            used = set()
+            for edge in inputs.edges:
+                place = None
+                if edge is not None:
+                    place = latest.edges.get((id(edge[0]), edge[1]))
+                    if place is None:
+                        return False  # not consumed inside, or in a way that we have not seen
+                    if place in used:
+                        place = None  # the same tensor twice: its gradient is the first one's
+                    else:
+                        used.add(place)
+                places.append(place)
+        elif inputs is not None:
+            places = [None] * len(inputs.edges)
+        latest.state.enclosing.append((op, parent, places))
+        return True
 
     def _watch_name(self, op: OpRef, parent: OpRef | None, inputs: Inputs | None, outputs: list[Tensor]) -> None:
         """Task structure: that backward came by is all there is to record, and one hook tells."""
@@ -212,57 +353,7 @@ class BackwardWatch:
                 node.register_prehook(passed)
                 return
 
-    @staticmethod
-    def _consumers(
-        nodes: dict[Any, Any], edges: dict[tuple[int, int], int], sequence: int
-    ) -> list[tuple[Any, list[tuple[int, int]]]]:
-        """Nodes made by the call that consume one of its inputs, with (gradient slot, input index) each."""
-        todo = list(nodes)
-        seen = set(todo)
-        found = []
-        while todo:
-            node = todo.pop()
-            hits = []
-            for slot, (following, number) in enumerate(node.next_functions):
-                if following is None:
-                    continue
-                index = edges.get((id(following), number))
-                if index is None:
-                    order = following._sequence_nr()
-                    if order > _LEAF_SEQUENCE or order < 0:
-                        leaf = getattr(following, "variable", None)
-                        index = edges.get((id(leaf), 0)) if leaf is not None else None
-                        if index is None:
-                            continue
-                    elif order >= sequence:
-                        if following not in seen:
-                            seen.add(following)
-                            todo.append(following)
-                        continue
-                    else:
-                        continue
-                hits.append((slot, index))
-            if hits:
-                found.append((node, hits))
-        return found
-
-    def _incoming_hook(self, state: OpenBackward, places: list[tuple[int, int]]) -> Callable[[Any], None]:
-        def incoming(gradients: tuple[Tensor | None, ...]) -> None:
-            if self._session.recording:
-                self._see(state, None, None, gradients, places)
-
-        return incoming
-
-    def _outgoing_hook(
-        self, state: OpenBackward, hits: list[tuple[int, int]], places: list[tuple[int, int]] | None
-    ) -> Callable[[Any, Any], None]:
-        def outgoing(gradients: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> None:
-            if self._session.recording:
-                self._see(state, gradients, hits, incoming, places)
-
-        return outgoing
-
-    def _see(
+    def see(
         self,
         state: OpenBackward,
         outgoing: tuple[Tensor | None, ...] | None,
@@ -271,65 +362,66 @@ class BackwardWatch:
         places: list[tuple[int, int]] | None,
     ) -> None:
         """A node has run: `incoming` are gradients of its outputs, `outgoing` of its inputs."""
+        session = self._session
+        if not session.recording:
+            return
         try:
-            if self._is_repeat(state):
+            if state.done:
+                session.guard.miss("gradient of a repeated backward over the same graph")
                 return
-            if not state.waiting:
-                state.waiting = True
-                self._open[id(state)] = state
-            session = self._session
             gate = session.gate
             if not gate.open:
                 session.attend(state.op)
-            describe = self._values.describe
+            state.awaited -= 1
+            if not state.waiting and state.awaited > 0:
+                state.waiting = True
+                self._open[id(state)] = state
             self._quiet.enter()
             try:
                 if places is not None and gate.inputs:
                     for number, index in places:
                         gradient = incoming[number]
                         if gradient is not None:
-                            state.incoming[index] = describe(gradient)
+                            state.incoming[index] = self._describe(gradient)
                 if hits is not None and outgoing is not None and gate.outputs:
                     self._add(state, outgoing, hits)
             finally:
                 self._quiet.leave()
-            state.awaited -= 1
-            if state.awaited <= 0 and self._open.pop(id(state), None) is not None:
+            if state.awaited <= 0:
+                if state.waiting:
+                    self._open.pop(id(state), None)
                 self._emit(state)
         except Exception as error:  # noqa: BLE001 - a guest
-            self._session.guard.lose("backward", error)
+            session.guard.lose("backward", error)
 
     def _add(self, state: OpenBackward, outgoing: tuple[Tensor | None, ...], hits: list[tuple[int, int]]) -> None:
         missing, sums = state.missing, state.sums
         for slot, index in hits:
-            gradient = outgoing[slot] if slot < len(outgoing) else None
+            total = outgoing[slot] if slot < len(outgoing) else None
             missing[index] -= 1
-            if gradient is not None:
-                so_far = sums[index]
+            so_far = sums[index]
+            if so_far is not None:
                 # Out of place: the engine's buffers are its own.
-                if so_far is None:
-                    sums[index] = gradient
-                else:
-                    with DisableTorchFunction():
-                        sums[index] = so_far + gradient
-            if missing[index] <= 0:
-                self._take_sum(state, index)
+                with DisableTorchFunction():
+                    total = so_far if total is None else so_far + total
+                sums[index] = None
+            if missing[index] > 0:
+                sums[index] = total
+            elif total is not None:
+                state.outgoing[index] = self._describe(total)
 
-    def _is_repeat(self, state: OpenBackward) -> bool:
-        """True on a second backward over one graph: the first one is the call's record."""
-        if state.done:
-            self._session.guard.miss("gradient of a repeated backward over the same graph")
-        return state.done
-
-    def _take_sum(self, state: OpenBackward, index: int) -> None:
-        total, state.sums[index] = state.sums[index], None
-        if total is not None:
-            state.outgoing[index] = self._values.describe(total)
+    def _describe(self, gradient: Any) -> Value:
+        return self._tensor(gradient) if type(gradient) is Tensor else self._values.describe(gradient)
 
     def _emit(self, state: OpenBackward) -> None:
         state.done = True
-        record = CallRecord(state.op, state.incoming, None, state.outgoing, None, state.parent)
-        self._session.emit(record)
+        emit = self._session.emit
+        outgoing = state.outgoing
+        emit(CallRecord(state.op, state.incoming, None, outgoing, None, state.parent))
+        for op, parent, places in state.enclosing:
+            given = [None if place is None else outgoing[place] for place in places]
+            within = parent.as_backward() if parent is not None else None
+            emit(CallRecord(op.as_backward(), state.incoming, None, given, None, within))
 
     def close(self) -> None:
         """Emit what has begun and will not be completed: an input whose gradient nobody asked for."""
@@ -339,7 +431,8 @@ class BackwardWatch:
             try:
                 for index, total in enumerate(state.sums):
                     if total is not None:
-                        self._take_sum(state, index)
+                        state.sums[index] = None
+                        state.outgoing[index] = self._describe(total)
             finally:
                 self._quiet.leave()
             self._emit(state)

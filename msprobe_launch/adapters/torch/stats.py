@@ -41,15 +41,39 @@ def _by_kernel(kernel: native.Kernel) -> Measure:
             tensor = tensor.resolve_neg()
         if tensor.is_contiguous():
             return kernel(tensor.data_ptr(), 1, 0, tensor.numel())
-        covered = covered_by(tensor)
-        if len(covered) == 1 and covered[0][0] == 1:  # transposed: the order does not matter
-            return kernel(tensor.data_ptr(), 1, 0, tensor.numel())
-        if len(covered) == 2 and covered[0][0] == 1:  # a slice of wider rows
-            return kernel(tensor.data_ptr(), covered[1][1], covered[1][0], covered[0][1])
+        rows = rows_of(tensor)
+        if rows is not None:
+            return kernel(tensor.data_ptr(), *rows)
         packed = tensor.contiguous()  # in a name of its own: the kernel reads an address, which keeps nothing alive
         return kernel(packed.data_ptr(), 1, 0, packed.numel())
 
     return measure
+
+
+# What `rows_of` has found so far, by (strides, shape).
+ROWS: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, int, int] | None] = {}
+
+
+def rows_of(tensor: Tensor) -> tuple[int, int, int] | None:
+    """How the kernel can read a tensor in place, in whatever order: (rows, elements between them, elements per row).
+
+    Contiguous and transposed ones are one row, slices of wider rows are some; None where it takes more than that.
+    """
+    key = (tensor.stride(), tensor.shape)
+    try:
+        return ROWS[key]
+    except KeyError:
+        pass
+    covered = covered_by(tensor)
+    rows = None
+    if len(covered) == 1 and covered[0][0] == 1:
+        rows = 1, 0, covered[0][1]
+    elif len(covered) == 2 and covered[0][0] == 1:
+        rows = covered[1][1], covered[1][0], covered[0][1]
+    if len(ROWS) >= 1 << 14:
+        ROWS.clear()
+    ROWS[key] = rows
+    return rows
 
 
 def covered_by(tensor: Tensor) -> tuple[tuple[int, int], ...]:
@@ -150,6 +174,8 @@ def measures(kernels: dict[str, native.Kernel]) -> dict[torch.dtype, Measure]:
 
 
 MEASURES = measures(native.load())
+# dtype -> number of its kernel, see `native.load_table`.
+ELEMENTS = {getattr(torch, name): number for name, number in native.ELEMENTS.items()}
 
 
 class Deferred:

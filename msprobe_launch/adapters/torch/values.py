@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C import DisableTorchFunction
 
+from msprobe_launch import native
 from msprobe_launch.adapters.torch.checksums import CRC32, XOR
 from msprobe_launch.adapters.torch.copies import Copies
 from msprobe_launch.adapters.torch.saving import TensorSaver
-from msprobe_launch.adapters.torch.stats import MEASURES, Deferred, covered_by
+from msprobe_launch.adapters.torch.stats import ELEMENTS, MEASURES, ROWS, Deferred, covered_by
 from msprobe_launch.capture.plain import NamesOnly, PlainDescriber, plain, text
 from msprobe_launch.config import SummaryMode, Task
 from msprobe_launch.records.codec import quote, tensor_head
@@ -30,6 +31,7 @@ _CACHE_LIMIT = 1 << 16
 _VIEW_FROM = 1 << 16
 _LOW = 1 << 40
 _STRIDED = torch.strided
+_TENSOR = "torch.Tensor"
 
 
 class TorchValues:
@@ -59,8 +61,21 @@ class TorchValues:
         self._cache: dict[int, tuple[Any, int, int, TensorValue]] = {}
         # (address, elements covered, dtype) -> (owner of the memory, its version, statistics)
         self._views: dict[tuple[Any, ...], tuple[Any, int, Statistics]] = {}
-        self._heads: dict[tuple[Any, ...], str] = {}
+        self._heads: dict[str, dict[Any, str]] = {_TENSOR: {}}
         self._plain: dict[Any, PlainValue] = {}
+        # The common case in one call, where it was compiled. It knows statistics, no checksums.
+        table = native.load_table(
+            self.general,
+            TensorValue,
+            cache=self._cache,
+            heads=self._heads[_TENSOR],
+            kinds=ELEMENTS,
+            rows=ROWS,
+            fresh=self._fresh,
+            below=_VIEW_FROM,
+            limit=_CACHE_LIMIT,
+        )
+        self.tensor = table if table is not None and self._fill == self._statistics else self.general
         by_type = self.describe.by_type
         for kind in _PLAIN_TENSORS:
             by_type[kind] = self.tensor if self._saver is None else self._kept_tensor
@@ -84,7 +99,9 @@ class TorchValues:
         """Tensors seen since the last call, their statistics brought home."""
         self.deferred.settle()
         self._copies.settle()
-        fresh, self._fresh = self._fresh, []
+        # The list itself is shared; what comes in meanwhile (in another thread) stays in it.
+        fresh = self._fresh[:]
+        del self._fresh[: len(fresh)]
         return fresh
 
     def forget_tensor(self, tensor: Any) -> None:
@@ -92,25 +109,21 @@ class TorchValues:
         self._cache.pop(id(tensor), None)
         self._views.clear()
 
-    def tensor(self, tensor: Tensor) -> TensorValue:
-        """A plain tensor (no subclass that computes for itself)."""
+    def general(self, tensor: Tensor) -> TensorValue:
+        """Any plain tensor (no subclass that computes for itself)."""
         key = id(tensor)
         known = self._cache.get(key)
         try:
-            if (
-                known is not None
-                and known[0]() is tensor
-                and known[1] == tensor._version
-                and known[2] == tensor.data_ptr()
-            ):
+            version, address = tensor._version, tensor.data_ptr()
+            if known is not None and known[0]() is tensor and known[1] == version and known[2] == address:
                 return known[3]
-            value = self._measured(tensor, "torch.Tensor", held(tensor))
+            value = self._measured(tensor, _TENSOR, held(tensor))
             if len(self._cache) >= _CACHE_LIMIT:
                 self._cache.clear()
-            self._cache[key] = (weakref.ref(tensor), tensor._version, tensor.data_ptr(), value)
+            self._cache[key] = (weakref.ref(tensor), version, address, value)
         except RuntimeError:
             # No version counter (inference tensors) or no storage (functional transforms, sparse).
-            value = self._measured(tensor, "torch.Tensor", tensor)
+            value = self._measured(tensor, _TENSOR, tensor)
         return value
 
     def _measured(self, tensor: Tensor, type_name: str, data: Tensor | None, tail: str = "") -> TensorValue:
@@ -119,13 +132,18 @@ class TorchValues:
             # It has no one shape; statistics are of all its values.
             value = TensorValue(tensor_head(type_name, str(tensor.dtype), []), requires_grad=tensor.requires_grad)
             return self._fill(value, data.values() if data is not None else None)
-        key = (type_name, tensor.dtype, tensor.shape)
-        head = self._heads.get(key)
-        if head is None:
-            if len(self._heads) >= _CACHE_LIMIT:
-                self._heads.clear()
-            head = self._heads[key] = tensor_head(type_name, str(tensor.dtype), list(tensor.shape))
+        head = self._head(type_name, tensor)
         return self._fill(TensorValue(head, requires_grad=tensor.requires_grad, tail=tail), data)
+
+    def _head(self, type_name: str, tensor: Tensor) -> str:
+        heads = self._heads.setdefault(type_name, {})
+        key = (tensor.dtype, tensor.shape)
+        head = heads.get(key)
+        if head is None:
+            if len(heads) >= _CACHE_LIMIT:
+                heads.clear()
+            head = heads[key] = tensor_head(type_name, str(tensor.dtype), list(tensor.shape))
+        return head
 
     def _kept_tensor(self, tensor: Tensor) -> TensorValue:
         """`tensor` where values may be saved too."""
