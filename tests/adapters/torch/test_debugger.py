@@ -125,5 +125,7 @@ def test_under_the_launcher_its_settings_stand_and_the_script_steps(tmp_path: Pa
 
 
 def test_importing_the_debugger_brings_no_framework(run_cli: Any) -> None:
-    code = "import sys; from msprobe_launch import PrecisionDebugger; print({*sys.modules} & {'torch', 'numpy', 'yaml'})"
+    code = (
+        "import sys; from msprobe_launch import PrecisionDebugger; print({*sys.modules} & {'torch', 'numpy', 'yaml'})"
+    )
     assert run_cli(["-c", code]).stdout == "set()\n"
