@@ -84,14 +84,14 @@ class PrecisionDebugger:
             return
         if isinstance(model, (list, tuple)) and len(model) > 1:
             session.adapter.name_models(model)
-        session.manual_start()
+        session.manual.start()
 
     @classmethod
     def stop(cls) -> None:
         """Record no more until the next `start`."""
         session = cls._made("stop")._session
         if session is not None:
-            session.manual_stop()
+            session.manual.stop()
 
     @classmethod
     def forward_backward_dump_end(cls) -> None:
@@ -103,7 +103,7 @@ class PrecisionDebugger:
         """The step ends here; the next `start` records the following one."""
         self = cls._made("step")
         if self._session is not None:
-            self._session.manual_step()
+            self._session.manual.step()
         else:
             self._init_step += 1
 
@@ -119,7 +119,7 @@ class PrecisionDebugger:
             raise UsageError(f"save: save_backward must be True or False, not {save_backward!r}.")
         session = cls._made("save")._attached()
         if session is not None:
-            session.save(name, variable, save_backward)
+            session.manual.save(name, variable, save_backward)
 
     @classmethod
     def set_init_step(cls, step: int) -> None:
@@ -129,7 +129,7 @@ class PrecisionDebugger:
             raise UsageError(f"set_init_step: the step must be a whole number of at least 0, not {step!r}.")
         self._init_step = step
         if self._session is not None:
-            self._session.set_step(step)
+            self._session.manual.set_step(step)
 
     @classmethod
     def register_custom_api(cls, module: Any, api: str, api_prefix: str | None = None) -> None:
@@ -181,9 +181,9 @@ class PrecisionDebugger:
                 return None
         else:
             _say_what_stands(session.config, self._config)
-        session.take_control()
+        session.manual.take()
         if self._init_step:
-            session.set_step(self._init_step)
+            session.manual.set_step(self._init_step)
         for entry in self._custom:
             session.adapter.register_api(*entry)
         self._session = session
@@ -191,8 +191,8 @@ class PrecisionDebugger:
 
     def _start_alone(self) -> Session | None:
         from msprobe_launch import adapters
+        from msprobe_launch.capture import earlier
         from msprobe_launch.capture.identity import RankIdentity
-        from msprobe_launch.capture.session import set_earlier_aside
 
         rank, world, is_known = _rank(adapters.known_rank(FRAMEWORK))
         identity = RankIdentity(
@@ -205,7 +205,7 @@ class PrecisionDebugger:
         )
         try:
             if is_known:
-                set_earlier_aside(self._config.run_dir, rank)
+                earlier.set_aside(self._config.run_dir, rank)
             return adapters.start(FRAMEWORK, self._config, identity)
         except Exception as error:  # noqa: BLE001 - a guest, whatever is wrong with us
             get_logger().warning("not recorded, the training goes on: %s: %s", type(error).__name__, error)

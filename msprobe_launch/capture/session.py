@@ -9,36 +9,30 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import os
-import shutil
 import sys
 import threading
-import time
 from collections.abc import Hashable
-from datetime import datetime
-from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from msprobe_launch.adapters.base import FrameworkAdapter
+from msprobe_launch.capture.budget import Budget
 from msprobe_launch.capture.control import Control
-from msprobe_launch.capture.debug import DebugLog
 from msprobe_launch.capture.gate import Gate
 from msprobe_launch.capture.guard import Guard
 from msprobe_launch.capture.identity import RankIdentity
 from msprobe_launch.capture.idle import IdleFlusher
+from msprobe_launch.capture.manual import ManualControl
+from msprobe_launch.capture.marks import Marks
 from msprobe_launch.capture.stacks import ROOT
 from msprobe_launch.capture.steps import Boundary, StepTracker
 from msprobe_launch.capture.writer import Writer
 from msprobe_launch.config import ProbeConfig, Task
 from msprobe_launch.errors import ConfigError
 from msprobe_launch.logs import get_logger
-from msprobe_launch.records import roster
 from msprobe_launch.records.codec import format_tensors
 from msprobe_launch.records.layout import RankFolder, RunLayout
 from msprobe_launch.records.model import CallRecord, OpRef, Segment
 from msprobe_launch.records.names import NameTemplate
-
-MARK_INTERVAL = 1.0  # seconds between updates of the roster mark; a tiny step must not pay a rename each time
 
 
 class ModuleCall:
@@ -55,33 +49,6 @@ class ModuleCall:
         self.stack = stack
 
 
-def set_earlier_aside(root: Path, rank: int) -> None:
-    """Move what an earlier process of this rank has recorded in `root` into `root/earlier/<time>`.
-
-    For a script run again into its dump_path, which the launcher would refuse. Raises OSError.
-    """
-    layout = RunLayout(root)
-    folders = [folder.path for step in layout.steps() for folder in layout.rank_folders(step) if folder.rank == rank]
-    if not folders:
-        return
-    stamp = datetime.fromtimestamp(max(folder.stat().st_mtime for folder in folders)).strftime("%Y%m%d-%H%M%S")
-    for folder in folders:
-        target = layout.earlier / stamp / folder.parent.name / folder.name
-        os.makedirs(target.parent, exist_ok=True)
-        os.replace(folder, target)
-    get_logger().warning("rank %d: what an earlier run left in %s is now in %s", rank, root, layout.earlier / stamp)
-
-
-def _size(count: int) -> str:
-    """Bytes as people read them."""
-    size = float(count)
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"
-
-
 class Session:
     """Recording of one rank, from the framework's import to the end of the process."""
 
@@ -94,7 +61,10 @@ class Session:
         self._flusher = IdleFlusher(self._flush_if_old, config.flush_seconds)
         self.layout = RunLayout(config.run_dir, identity.attempt)
         self.tracker = StepTracker(config.step_on, evaluation=config.eval)
-        self.writer = Writer(config, self._folder, adapter.framework, self.guard, adapter.value_ending)
+        self.writer = Writer(config, self.folder, adapter.framework, self.guard, adapter.value_ending)
+        self.budget = Budget(config, identity)
+        self.marks = Marks(self.layout, identity, adapter.framework, self.writer, self.guard, self.budget)
+        self.manual = ManualControl(self)
         self.control = Control(self.layout.control, config.control_seconds)
         # True while the values of what is described are to be saved; `tensor_list` sets it call by call.
         self.saving = config.task is Task.TENSOR
@@ -102,17 +72,9 @@ class Session:
         self.takes_apis = config.level.apis
         # Calls of this step that `tensor_list` picks, by segment, name and number.
         self._chosen: set[tuple[int, str, int]] = set()
-        self._debug = DebugLog()
-        self._manual = False  # the script says where recording starts and stops
-        self._manual_on = False
         self._graphs = 0  # captures of a device's graph under way
         self._before_graph = (False, False)
         self._past_end = False  # past the last step asked for
-        self._forecast_due = config.saves_values
-        self._forecast = ""
-        self._note = ""
-        self._value_bytes = 0
-        self._budget = self._share(config)
         self._level = config.level  # as it was started
         self.segment = Segment()
         self.modules: list[ModuleCall] = []
@@ -125,23 +87,14 @@ class Session:
         self.thread = threading.get_ident()
         self.step = 0
         self._begun = False
-        self._opened = False
+        self.opened = False  # a step's files are open
         self._looked = False  # some step was opened
         self._done = False
         self._held_segment: Segment | None = None
-        self._steps: list[int] = []
-        self._partial: list[int] = []
-        self._started = datetime.now().astimezone().isoformat(timespec="seconds")
-        self._mark_at = 0.0
         self._pid = os.getpid()
 
-    def _share(self, config: ProbeConfig) -> int | None:
-        """This rank's part of `max_bytes`."""
-        if config.max_bytes is None:
-            return None
-        return config.max_bytes // max(config.ranks.count(self.identity.world_size), 1)
-
-    def _folder(self, step: int) -> RankFolder:
+    def folder(self, step: int) -> RankFolder:
+        """This rank's folder in a step."""
         identity = self.identity
         if identity.is_known:
             return self.layout.rank_folder(step, identity.rank)
@@ -152,7 +105,7 @@ class Session:
     def install(self) -> None:
         """Hook the framework in and leave the rank's mark. Raises what the adapter or the file system raises."""
         selected = self.identity.rank in self.config.ranks
-        self._save_mark(note="" if selected else "this rank is not among the ranks asked for", recording=selected)
+        self.marks.save(note="" if selected else "this rank is not among the ranks asked for", recording=selected)
         if not selected:
             self._done = True
             return
@@ -194,27 +147,29 @@ class Session:
             return
         self._done = True
         self._flusher.stop()
-        partial = self._opened and not clean
-        if self._opened:
+        partial = self.opened and not clean
+        if self.opened:
             self._resolve_held(Boundary.SPLIT if self._held_segment is not None else Boundary.NONE)
             self._close_step(finish=clean)
-        self._write_debug(last=True)
+        self.manual.write(last=True)
         self._pause()
         self.listening = False
         self._say_unmatched()
-        self._save_mark(finished=clean or (self._past_end and not partial))
+        self.marks.save(finished=clean or (self._past_end and not partial))
 
     def _say_unmatched(self) -> None:
         config = self.config
         if self._looked:
             for text in self.gate.unmatched():
                 self.guard.miss(text)
-        elif self._begun and not self._note and not config.selects(self.step):
+        elif self._begun and not self.marks.note and not config.selects(self.step):
             rules = {"steps": str(config.steps), "every": config.every, "start": config.start, "stop": config.stop}
             asked = ", ".join(f"{name} {value}" for name, value in rules.items() if value not in ("", None, 0, 1))
             self.guard.miss(f"filter '{asked}' matched nothing. The program ended in step {self.step}.")
 
-    def _over(self) -> bool:
+    @property
+    def is_over(self) -> bool:
+        """True where nothing is recorded any more."""
         return self._done
 
     # -- steps
@@ -224,27 +179,27 @@ class Session:
         if self._done:
             self.listening = False
             return False
-        if self._manual:
-            return self._manual_on and self._opened
+        if self.manual.taken:
+            return self.manual.on and self.opened
         try:
             decision = self.tracker.outermost_forward(gradients)
             if self._begun:
                 self._resolve_held(decision.boundary)
                 if decision.boundary in (Boundary.CUT, Boundary.JOIN_CUT):
                     self._next_step()
-                if self._over():
+                if self.is_over:
                     return False
             if not decision.record:
                 self._pause()
                 return False
             if not self._begun:
                 self._begun = True
-                self._take_orders()
-            if not self._opened and self._selects(self.step):
-                self._open_step()
-            if self._opened:
-                self._resume()
-            return self._opened
+                self.take_orders()
+            if not self.opened and self.selects(self.step):
+                self.open_step()
+            if self.opened:
+                self.resume()
+            return self.opened
         except Exception as error:  # noqa: BLE001 - a guest
             self.guard.lose("step", error, 0)
             return False
@@ -253,19 +208,19 @@ class Session:
         """An outermost forward has ended, by return or by exception."""
         if self._done:
             return
-        if self._forecast_due and self.recording:
+        if self.budget.forecast_due and self.recording:
             self._make_forecast()
-        if self._manual:
+        if self.manual.taken:
             self.listening = self.recording
             return
-        if self._opened and not self.recording and not self.tracker.pending:
-            self._resume()  # an evaluation inside a step: the step goes on
+        if self.opened and not self.recording and not self.tracker.pending:
+            self.resume()  # an evaluation inside a step: the step goes on
         self.listening = self.recording or self._watches_forwards
 
     @property
     def watches_calls(self) -> bool:
         """True where an API call outside all modules may begin a step, so that calls are observed while idle too."""
-        return not self._done and not self._manual and (self.functional or not self._begun)
+        return not self._done and not self.manual.taken and (self.functional or not self._begun)
 
     @property
     def _watches_forwards(self) -> bool:
@@ -277,7 +232,7 @@ class Session:
 
         In a program that calls no modules such a call is what an outermost forward is to others.
         """
-        if self._manual:
+        if self.manual.taken:
             return
         if not self._begun:
             self.functional = True
@@ -295,7 +250,7 @@ class Session:
         """An optimizer has stepped, or a scaler has skipped it."""
         if self._done:
             return
-        if self._manual:
+        if self.manual.taken:
             self._forget_values()
             return
         try:
@@ -328,12 +283,12 @@ class Session:
             self._next_step()
             if not self._done:
                 self.segment = held
-                if self._opened:
+                if self.opened:
                     for record in held_records:
                         self.writer.add(record)
                 self.writer.carried()
-        if boundary in (Boundary.HOLD, Boundary.JOIN_HOLD) and self._opened:
-            self._settle()
+        if boundary in (Boundary.HOLD, Boundary.JOIN_HOLD) and self.opened:
+            self.settle()
             self.writer.hold()
             self._held_segment, self.segment = self.segment, Segment()
 
@@ -346,8 +301,8 @@ class Session:
 
     def _next_step(self) -> None:
         recording = self.recording
-        self._end_this_step()
-        self._take_orders()
+        self.end_this_step()
+        self.take_orders()
         last = self.config.last_step
         if last is not None and self.step > last and not self.control.orders.more_may_come:
             self._pause()
@@ -357,32 +312,34 @@ class Session:
             elif not self._past_end:
                 self._past_end = True
                 self._say_unmatched()
-                self._save_mark(finished=True)
+                self.marks.save(finished=True)
             return
-        if self._selects(self.step):
-            self._open_step()
+        if self.selects(self.step):
+            self.open_step()
         elif recording:
             self._pause()
 
-    def _end_this_step(self) -> None:
+    def end_this_step(self) -> None:
         """Finish the open step, if there is one; what follows is numbered anew, in the next."""
-        if self._opened:
+        if self.opened:
             self._close_step(finish=True)
-        self._write_debug(last=True)
+        self.manual.write(last=True)
         self.step += 1
         self.segment = Segment()
         self.gate.new_step()
         self._chosen.clear()
         self.guard.new_step()
 
-    def _open_step(self) -> None:
-        self._opened = self._looked = True
+    def open_step(self) -> None:
+        """Records that follow belong to the step under way, which gets its files."""
+        self.opened = self._looked = True
         self.writer.open_step(self.step)
 
-    def _selects(self, step: int) -> bool:
+    def selects(self, step: int) -> bool:
+        """True where a step is to be recorded, by the configuration or by newer orders."""
         return self.control.orders.selects(step, self.config)
 
-    def _take_orders(self) -> None:
+    def take_orders(self) -> None:
         """Look at control.yaml, between two steps."""
         try:
             if not self.control.poll():
@@ -403,19 +360,18 @@ class Session:
             self.adapter.close_step()
         except Exception as error:  # noqa: BLE001 - a guest
             self.guard.lose("close open calls", error, 0)
-        self._settle()
-        self._opened = False
+        self.settle()
+        self.opened = False
         had_records = self.writer.step_has_records
         complete = self.writer.close_step(finish=finish)
         self._forget_values()
         if had_records:
-            (self._steps if complete else self._partial).append(self.step)
-        now = time.monotonic()
-        if now >= self._mark_at:
-            self._mark_at = now + MARK_INTERVAL
-            self._save_mark()
+            self.marks.step_ended(self.step, complete=complete)
+        if self.marks.due():
+            self.marks.save()
 
-    def _resume(self) -> None:
+    def resume(self) -> None:
+        """Record from here on."""
         # Armed again each time: an optimizer that raised has left the adapter disarmed.
         self.recording = self.listening = True
         self.adapter.arm()
@@ -446,7 +402,7 @@ class Session:
         self._graphs += 1
         if self._graphs == 1 and not self._done:
             self._before_graph = (self.recording, self.listening)
-            self._settle()  # waiting for the device would end the capture with an error
+            self.settle()  # waiting for the device would end the capture with an error
             self._pause()
             self.listening = False
             self.guard.miss("captured graph of a device: nothing inside is recorded")
@@ -457,7 +413,7 @@ class Session:
         if not self._graphs and not self._done:
             recording, self.listening = self._before_graph
             if recording:
-                self._resume()
+                self.resume()
 
     # -- calls
 
@@ -551,10 +507,9 @@ class Session:
             self.attend(record.op)
             record.saves = self.saving
         if self.writer.add(record):
-            self._settle()
+            self.settle()
             self.writer.flush()
-            budget = self._budget
-            if budget is not None and self.bytes > budget:
+            if self.budget.exceeded(self.writer.bytes):
                 self._stop_at_budget()
 
     def _flush_if_old(self) -> None:
@@ -563,12 +518,13 @@ class Session:
             writer = self.writer
             if self.recording and writer.has_old_records and self.adapter.settles_at_once:
                 with writer.lock:
-                    self._settle()
+                    self.settle()
                     writer.flush()
         except Exception as error:  # noqa: BLE001 - a guest
             self.guard.lose("idle flush", error, 0)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """Bring statistics home from a device, and make the texts of all that came since the last time."""
         try:
             format_tensors(self.adapter.settle())
         except Exception as error:  # noqa: BLE001 - a guest
@@ -576,24 +532,16 @@ class Session:
 
     # -- how much is written
 
-    @property
-    def bytes(self) -> int:
-        """Bytes written so far: records and values."""
-        return self.writer.bytes + self._value_bytes
-
     def value_file(self, size: int) -> str | None:
         """Path for a tensor's values of so many bytes, or None where they are not to be written any more.
 
         Raises OSError.
         """
-        size += 1200  # what the file's format adds
-        if self._budget is not None and self.bytes + size > self._budget:
-            self._value_bytes += size  # the next flush finds the limit passed
-            self.writer.hurry()
-            return None
         path = self.writer.values_of(self.step).fresh()
-        self._value_bytes += size
-        return path
+        if self.budget.takes(size, self.writer.bytes):
+            return path
+        self.writer.hurry()  # the next flush finds the limit passed
+        return None
 
     def value_lost(self, error: BaseException) -> None:
         """A tensor's values could not be written: its record stays, and the step is a partial one."""
@@ -602,153 +550,42 @@ class Session:
         self.guard.miss("tensor whose values could not be written")
 
     def _stop_at_budget(self) -> None:
-        config = self.config
-        share = f"this rank's share of --probe-max-bytes {config.max_bytes:,}"
-        self._note = f"stopped in step {self.step}: {share} is used up ({self._budget:,} bytes)"
-        get_logger().warning("rank %d: recording %s; training goes on", self.identity.rank, self._note)
+        self.marks.note = self.budget.note(self.step)
+        get_logger().warning("rank %d: recording %s; training goes on", self.identity.rank, self.marks.note)
         self.finish(clean=False)
 
     def _make_forecast(self) -> None:
-        """After the first recorded forward: how much values will take. Said by one rank."""
-        self._forecast_due = False
+        self.budget.forecast_due = False
         try:
-            self._forecast_now()
+            if self.budget.make_forecast(self.writer.bytes + self.budget.values, self.gate.backward):
+                get_logger().warning(self.budget.forecast)
         except Exception as error:  # noqa: BLE001 - a guest
             self.guard.lose("forecast", error, 0)
 
-    def _forecast_now(self) -> None:
-        config, world = self.config, self.identity.world_size
-        forward = self.bytes
-        # Gradients are as many as what they are gradients of.
-        step = forward * (2 if self.gate.backward else 1)
-        ranks = config.ranks.count(world)
-        last = config.last_step
-        steps = sum(map(config.selects, range(last + 1))) if last is not None else None
-        whole = step * ranks * (steps or 1)
-        span = f"{steps} steps" if steps is not None else "each step (no last step is set)"
-        free = shutil.disk_usage(config.run_dir).free
-        self._forecast = (
-            f"values: {_size(forward)} in the first forward of rank {self.identity.rank}, about {_size(whole)} for "
-            f"{ranks} ranks and {span}; {_size(free)} are free in {config.run_dir}"
-        )
-        if not any(rank in config.ranks for rank in range(self.identity.rank)):
-            get_logger().warning(self._forecast)
-
     # -- the script in control
 
-    def take_control(self) -> None:
-        """From now on the script says where recording starts, stops and steps."""
-        if self._manual or self._done:
-            return
+    def hand_over(self) -> bool:
+        """End the automatic steps, for `ManualControl`. False where recording is over."""
+        if self._done:
+            return False
         self._pause()
-        if self._opened:
+        if self.opened:
             self._close_step(finish=True)
             self.step += 1
             self.segment = Segment()
-        self._manual, self._begun, self.functional = True, True, False
+        self._begun, self.functional = True, False
         self.listening = False
         self.adapter.disarm()
+        return True
 
-    def set_step(self, step: int) -> None:
-        """Number the step under way, unless something of it is on disk."""
-        if self._opened or self._debug.data:
-            self.guard.miss(f"step number {step}: the step under way has its number {self.step}")
-            return
-        self.step = step
-
-    def manual_start(self) -> None:
-        """Record from here on, in the step that is under way."""
-        self._take_orders()
-        if self._done or self._manual_on or not self._selects(self.step):
-            return
-        self._manual_on = True
-        self.thread = threading.get_ident()
-        if not self.takes_modules and not self.takes_apis:
-            return  # level debug
-        if not self._opened:
-            self._open_step()
-        self._resume()
-
-    def manual_stop(self) -> None:
-        """Record no more until the next start."""
-        if self._done or not self._manual_on:
-            return
-        self._manual_on = False
+    def stop_short(self) -> None:
+        """Record no more in the step under way; what came so far is written."""
         if self.recording:
             try:
                 self.adapter.close_open_calls()
             except Exception as error:  # noqa: BLE001 - a guest
                 self.guard.lose("close open calls", error, 0)
-            self._settle()
+            self.settle()
             self.writer.flush()
         self._pause()
         self.listening = False
-        self._write_debug()
-
-    def manual_step(self) -> None:
-        """The step ends here."""
-        if self._done:
-            return
-        self.manual_stop()
-        self._end_this_step()
-
-    def save(self, name: str, variable: Any, gradients: bool) -> None:
-        """Put a variable into debug.json of the step under way, its gradients when they come."""
-        if self._done or not self._selects(self.step) or threading.get_ident() != self.thread:
-            return
-        self.saving = self.config.task is Task.TENSOR
-        self._debug.save(name, variable, gradients, self.adapter)
-        self.writer.calls += 1
-        if self._debug.due(self.config.flush_seconds):
-            self._write_debug()
-
-    def _write_debug(self, *, last: bool = False) -> None:
-        if not self._debug.data:
-            return
-        self._settle()
-        values = self.writer.values_of(self.step) if self.config.saves_values else None
-        try:
-            self._debug.write(self._folder(self.step), self.config, self.adapter.framework, values)
-            written = True
-        except OSError as error:
-            self.guard.lose("debug.json", error, len(self._debug.data))
-            written = False
-        if last:
-            self._debug = DebugLog()
-            if self.step not in (*self._steps, *self._partial):
-                (self._steps if written else self._partial).append(self.step)
-            self._save_mark()
-
-    # -- roster
-
-    def _save_mark(self, *, finished: bool = False, note: str = "", recording: bool = True) -> None:
-        identity = self.identity
-        mark = roster.RankMark(
-            rank=identity.rank,
-            attached=True,
-            host=identity.host,
-            pid=identity.pid,
-            local_rank=identity.local_rank,
-            world_size=identity.world_size,
-            attempt=identity.attempt,
-            framework=self.adapter.framework,
-            recording=recording,
-            started=self._started,
-            steps=tuple(self._steps),
-            partial_steps=tuple(self._partial),
-            calls=self.writer.calls,
-            lost=dict(self.guard.lost),
-            unseen=dict(self.guard.unseen),
-            finished=finished,
-            note=note or self._note,
-            bytes=self.bytes,
-            forecast=self._forecast,
-            last_op=self.writer.last_op,
-        )
-        try:
-            path = self.layout.roster_mark(identity.rank)
-            if not identity.is_known:
-                path = path.with_name(f"proc{identity.pid}.json")
-            roster.save(path, mark)
-        except OSError as error:
-            self.guard.lose("roster", error, 0)

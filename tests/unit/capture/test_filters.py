@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from msprobe_launch.adapters.fake import Array, DeviceArray, FakeAdapter, Toy
+from msprobe_launch.capture import earlier
 from msprobe_launch.capture.control import Orders, parse
 from msprobe_launch.capture.gate import Gate
 from msprobe_launch.capture.identity import RankIdentity
-from msprobe_launch.capture.session import Session, set_earlier_aside
+from msprobe_launch.capture.session import Session
 from msprobe_launch.config import Level, NumberSet, ProbeConfig, Task
 from msprobe_launch.errors import ConfigError
 from msprobe_launch.records import roster
@@ -223,15 +224,15 @@ def test_nothing_is_recorded_while_a_graph_is_captured(tmp_path: Path) -> None:
 
 def test_the_script_says_where_recording_starts_stops_and_steps(tmp_path: Path) -> None:
     toy, session = start(tmp_path)
-    session.take_control()
+    session.manual.take()
     step(toy)  # not started yet
     for _ in range(2):
-        session.manual_start()
+        session.manual.start()
         toy.scale(Array([1.0]), 2.0)  # outside all layers: recorded, the script wants it
         step(toy)
-        session.manual_stop()
+        session.manual.stop()
         step(toy)
-        session.manual_step()
+        session.manual.step()
     session.finish(clean=True)
     assert RunLayout(tmp_path).steps() == [0, 1]
     for number in (0, 1):
@@ -245,12 +246,12 @@ def test_the_script_says_where_recording_starts_stops_and_steps(tmp_path: Path) 
 
 def test_saved_variables_are_counted_by_name_and_step(tmp_path: Path) -> None:
     _, session = start(tmp_path, level=Level.DEBUG, task=Task.TENSOR)
-    session.take_control()
-    session.manual_start()
+    session.manual.take()
+    session.manual.start()
     for number in (1.0, 2.0):
-        session.save("x", {"a": Array([number]), "n": [3, None]}, True)
-    session.manual_step()
-    session.save("x", Array([5.0]), False)
+        session.manual.save("x", {"a": Array([number]), "n": [3, None]}, True)
+    session.manual.step()
+    session.manual.save("x", Array([5.0]), False)
     session.finish(clean=True)
     folder = RunLayout(tmp_path).rank_folder(0, 0)
     found = json.loads(folder.debug.read_text())
@@ -267,8 +268,8 @@ def test_a_run_into_a_used_folder_sets_the_earlier_one_aside(tmp_path: Path) -> 
     toy, session = start(tmp_path)
     step(toy)
     session.finish(clean=True)
-    set_earlier_aside(tmp_path, 1)
+    earlier.set_aside(tmp_path, 1)
     assert names(tmp_path, 0)
-    set_earlier_aside(tmp_path, 0)
+    earlier.set_aside(tmp_path, 0)
     assert RunLayout(tmp_path).rank_folders(0) == []
     assert len(list(tmp_path.glob("earlier/*/step0/rank0/dump.json"))) == 1
