@@ -3,7 +3,7 @@
 A module's name is its path from the topmost module that holds it. Which one that is, is noted when modules are put
 into each other (a registration hook), so `model.encoder(x)` called directly has the name it has inside the model.
 The first topmost module that is called gives bare paths (`Module.blocks.0.fc1.Linear`), as msprobe does for one
-model; further ones (a GAN's second network) put their class name in front.
+model; further ones (a GAN's second network) put their class name in front. A name is free again when its module dies.
 """
 
 from __future__ import annotations
@@ -107,6 +107,8 @@ class ModuleNames:
                 self.holding.append(info)
 
     def _prefix(self, top: nn.Module) -> str:
+        # A module made for one call (`CrossEntropyLoss()` inside a forward) leaves its name to its successor.
+        self._tops = [entry for entry in self._tops if entry[0]() is not None]
         for known, prefix in self._tops:
             if known() is top:
                 return prefix
