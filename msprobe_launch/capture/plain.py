@@ -78,7 +78,7 @@ class PlainDescriber:
         known = self._small.get(key)
         if known is None:
             known = plain(type(value).__name__, number_text(value))
-            if len(self._small) < 4096:
+            if len(self._small) < 1024:  # 230 bytes each
                 self._small[key] = known
         return known
 

@@ -50,7 +50,8 @@ def _by_kernel(kernel: native.Kernel) -> Measure:
     return measure
 
 
-# What `rows_of` has found so far, by (strides, shape).
+# What `rows_of` has found so far, by (strides, shape), 250 bytes each; a model has some hundred.
+ROWS_LIMIT = 512
 ROWS: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, int, int] | None] = {}
 
 
@@ -70,7 +71,7 @@ def rows_of(tensor: Tensor) -> tuple[int, int, int] | None:
         rows = 1, 0, covered[0][1]
     elif len(covered) == 2 and covered[0][0] == 1:
         rows = covered[1][1], covered[1][0], covered[0][1]
-    if len(ROWS) >= 1 << 14:
+    if len(ROWS) >= ROWS_LIMIT:
         ROWS.clear()
     ROWS[key] = rows
     return rows

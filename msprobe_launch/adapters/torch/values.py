@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _PLAIN_TENSORS = frozenset({Tensor, nn.Parameter, *((nn.Buffer,) if hasattr(nn, "Buffer") else ())})
 _CACHE_LIMIT = 1 << 16
+# Heads by (dtype, shape), 300 bytes each. A model has some hundred; where every batch has new shapes none is met again.
+HEADS_LIMIT = 512
 # Views of as many elements are looked up by the memory they cover: a look-up takes 4 us, measuring 65,536 takes 8.
 _VIEW_FROM = 1 << 16
 _LOW = 1 << 40
@@ -140,7 +142,7 @@ class TorchValues:
         key = (tensor.dtype, tensor.shape)
         head = heads.get(key)
         if head is None:
-            if len(heads) >= _CACHE_LIMIT:
+            if len(heads) >= HEADS_LIMIT:
                 heads.clear()
             head = heads[key] = tensor_head(type_name, str(tensor.dtype), list(tensor.shape))
         return head

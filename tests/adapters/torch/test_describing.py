@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import tracemalloc
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -214,3 +215,24 @@ def test_modules_have_the_same_gradients_beside_their_apis_as_alone(record: Any)
     assert twice[0] is not None
     assert twice[1] is None, "the sum of both is the first one's"
     assert alone.steps[0]["Module.captured.Captured.backward.0"]["output"][1] is None
+
+
+def test_ever_new_shapes_are_not_all_remembered(tmp_path: Path) -> None:
+    values = described_by(tmp_path)
+
+    def describe(sizes: range) -> int:
+        for size in sizes:
+            assert f'"shape": [{size}, 2]' in tensor_text(values.tensor(torch.ones(2, size).t()))
+            values.describe(size)
+            values.forget()
+            values.settle()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        with torch.no_grad():
+            early = describe(range(1, 3000))
+            late = describe(range(3000, 9000))
+    finally:
+        tracemalloc.stop()
+    assert late - early < 500_000, "300 bytes for a head, 250 for its layout"
