@@ -1,6 +1,6 @@
 """Programs on two ranks, and compiled ones, whose results must not change by one bit when they are recorded.
 
-    torchrun --nproc-per-node 2 parallel.py OUT [name ...]      as neutral.py; without names all but inductor's
+torchrun --nproc-per-node 2 parallel.py OUT [name ...]      as neutral.py; without names all but inductor's
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Real trainers from their packages, on small models with random weights; nothing is downloaded.
 
-    torchrun --nproc-per-node 2 trainers.py OUT NAME      writes OUT/rank<R>.json: {NAME: sha256 of all parameters}
+torchrun --nproc-per-node 2 trainers.py OUT NAME      writes OUT/rank<R>.json: {NAME: sha256 of all parameters}
 """
 
 from __future__ import annotations
