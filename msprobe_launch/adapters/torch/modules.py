@@ -291,7 +291,7 @@ class ParameterGradients:
         if (
             not session.recording
             or not session.takes_modules
-            or len(args) > 1
+            or (len(args) > 1 and args[1] is not None)  # accelerate says `step(None)`
             or kwargs.get("closure")
             or not session.observes_this_thread()
         ):

@@ -172,6 +172,19 @@ def test_tensor_list_saves_some_values_inside_statistics(runs: Any) -> None:
     assert sorted(path.name for path in (folder / "dump_tensor_data").iterdir()) == sorted(named)
 
 
+def test_an_optimizer_may_be_told_that_it_has_no_closure(tmp_path: Path, run_cli: Any) -> None:
+    """accelerate calls `step(None)`: gradients as applied are recorded all the same."""
+    pytest.importorskip("torch")
+    program = PROGRAM.replace("optimizer.step()", "nn.utils.clip_grad_norm_(net.parameters(), 1e-3); optimizer.step(None)")
+    (tmp_path / "program.py").write_text(RUNS.format(program=program))
+    done = run_cli([tmp_path / "program.py", tmp_path / "run", "statistics", "statistics", ""])
+    assert done.returncode == 0, done.stderr[-3000:]
+    dump = data(tmp_path / "run" / "step0" / "rank0")
+    local, applied = (dump[f"Module.2.Linear.parameters_grad.{number}"] for number in (0, 1))
+    assert list(applied) == ["weight.applied", "bias.applied"]
+    assert applied["weight.applied"][0]["Norm"] < 2e-3 < local["weight"][0]["Norm"]
+
+
 LONE = """
 import ctypes, torch, zlib
 from msprobe_launch.adapters.torch.checksums import CRC32, XOR, checksums
