@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msprobe_launch import __version__
-from msprobe_launch.config import DataMode, Level, NumberSet, ProbeConfig, StepOn, SummaryMode, Task
+from msprobe_launch.config import DataMode, Level, NumberSet, ProbeConfig, StepOn, SummaryMode, Task, WhenFull
 from msprobe_launch.config_sources import ENV_PREFIX, SETTINGS, Resolved, resolve
 from msprobe_launch.errors import ConfigError, ProbeError, UsageError, near_miss
 from msprobe_launch.launch import roster
@@ -75,7 +75,7 @@ def own_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
 
-    def one_of(kind: type[Level | Task | StepOn | DataMode | SummaryMode]) -> str:
+    def one_of(kind: type[Level | Task | StepOn | DataMode | SummaryMode | WhenFull]) -> str:
         return ", ".join(member.value for member in kind)
 
     add = parser.add_argument
@@ -99,6 +99,18 @@ def own_parser() -> argparse.ArgumentParser:
     )
     add("--probe-tensor-list", metavar="A,B", dest="tensor_list", help="save the values of these ops beside statistics")
     add("--probe-max-bytes", metavar="20GB", dest="max_bytes", help="stop recording when the run's files reach this")
+    add(
+        "--probe-buffer-bytes",
+        metavar="64MB",
+        dest="buffer_bytes",
+        help="what may wait to be written on a slow file system, per rank (default: 64MB)",
+    )
+    add(
+        "--probe-when-full",
+        metavar="WHAT",
+        dest="when_full",
+        help=f"what becomes of records beyond that: {one_of(WhenFull)} (default: drop)",
+    )
     add("--probe-every", metavar="K", dest="every", help="record every K-th step (default: 1)")
     add("--probe-start", metavar="N", dest="start", help="first step to record (default: 0)")
     add("--probe-stop", metavar="N", dest="stop", help="last step to record (default: none)")

@@ -66,6 +66,13 @@ class StepOn(str, Enum):
     MANUAL = "manual"
 
 
+class WhenFull(str, Enum):
+    """What becomes of records while more than `buffer_bytes` wait to be written: dropped, or the rank waits."""
+
+    DROP = "drop"
+    WAIT = "wait"
+
+
 @dataclass(frozen=True, slots=True)
 class NumberSet:
     """Numbers picked by inclusive ranges, as in `0,2,5-8`. No range at all picks every number."""
@@ -110,8 +117,9 @@ def _range(text: str) -> tuple[int, int]:
 class ProbeConfig:
     """The resolved configuration of one run.
 
-    `flush_records` and `flush_seconds` bound what a SIGKILL can lose: a rank's journal reaches the kernel after that
-    many records or that many seconds of recording, whichever comes first. `max_bytes` bounds the files of the whole
+    `flush_records` and `flush_seconds` bound what a SIGKILL can lose: a rank's journal is handed on to be written after
+    that many records or that many seconds of recording, whichever comes first. `buffer_bytes` may wait to be written on
+    a slow file system; `when_full` says what happens then. `max_bytes` bounds the files of the whole
     run, an equal part for each rank that records. `stop` is the last step recorded. `control_seconds` is how often
     RUN_DIR/control.yaml is looked at, between steps.
     """
@@ -136,6 +144,8 @@ class ProbeConfig:
     flush_records: int = 500
     flush_seconds: float = 2.0
     control_seconds: float = 1.0
+    buffer_bytes: int = 64_000_000
+    when_full: WhenFull = WhenFull.DROP
 
     def selects(self, step: int) -> bool:
         """True where `step` is to be recorded: one of `steps`, in start..stop, every K-th from start on."""
@@ -184,6 +194,8 @@ class ProbeConfig:
             "flush_records": self.flush_records,
             "flush_seconds": self.flush_seconds,
             "control_seconds": self.control_seconds,
+            "buffer_bytes": self.buffer_bytes,
+            "when_full": self.when_full.value,
         }
 
     @classmethod
@@ -211,4 +223,6 @@ class ProbeConfig:
             flush_records=raw["flush_records"],
             flush_seconds=raw["flush_seconds"],
             control_seconds=raw["control_seconds"],
+            buffer_bytes=raw["buffer_bytes"],
+            when_full=WhenFull(raw["when_full"]),
         )

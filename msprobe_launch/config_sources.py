@@ -15,7 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from msprobe_launch.config import DataMode, Level, NumberSet, ProbeConfig, StepOn, SummaryMode, Task
+from msprobe_launch.config import DataMode, Level, NumberSet, ProbeConfig, StepOn, SummaryMode, Task, WhenFull
 from msprobe_launch.errors import ConfigError, near_miss
 from msprobe_launch.records.names import OpName, regex_of
 
@@ -158,6 +158,8 @@ _TOP = (
     Setting("eval", "eval", truth, _bool),
     Setting("bench", "bench", _path, lambda v: _path(_text(v))),
     Setting("max_bytes", "max_bytes", byte_count, _bytes),
+    Setting("buffer_bytes", "buffer_bytes", byte_count, _bytes),
+    Setting("when_full", "when_full", lambda text: _member(WhenFull, text), lambda v: _member(WhenFull, _text(v))),
     Setting("every", "step_every", lambda t: _integer_text(t, 1), lambda v: _integer(v, 1)),
     Setting("start", "step_start", lambda t: _integer_text(t, 0), lambda v: _integer(v, 0)),
     Setting("stop", "step_stop", lambda t: _integer_text(t, 0), lambda v: _integer(v, 0)),

@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable
 
 from msprobe_launch.logs import get_logger
+from msprobe_launch.records.roster import FILE_SYSTEM
 
 
 class Guard:
@@ -24,7 +25,7 @@ class Guard:
         reason, cause = full, f"{where}: {type(error).__name__}"
         if isinstance(error, OSError) and error.strerror:
             # A full disk hits every file of every step: one cause, one warning, one line in the roster.
-            reason = cause = f"file system: {error.strerror}"
+            reason = cause = f"{FILE_SYSTEM}{error.strerror}"
         self.lost[reason] = self.lost.get(reason, 0) + calls
         if cause not in self._said:
             self._said.add(cause)

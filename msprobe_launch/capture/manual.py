@@ -90,4 +90,4 @@ class ManualControl:
         if last:
             self._debug = DebugLog()
             session.marks.step_ended(session.step, complete=written)
-            session.marks.save()
+            session.writer.disk.submit(session.marks.save)

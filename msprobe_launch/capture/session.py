@@ -34,6 +34,9 @@ from msprobe_launch.records.layout import RankFolder, RunLayout
 from msprobe_launch.records.model import CallRecord, OpRef, Segment
 from msprobe_launch.records.names import NameTemplate
 
+# How long the end of a process may wait for what is still to be written.
+DRAIN_SECONDS = 60.0
+
 
 class ModuleCall:
     """A module call in progress: the parent of what runs inside, and the base of their stacks.
@@ -65,6 +68,7 @@ class Session:
         self.budget = Budget(config, identity)
         self.marks = Marks(self.layout, identity, adapter.framework, self.writer, self.guard, self.budget)
         self.manual = ManualControl(self)
+        self.writer.on_closed = self._step_closed
         self.control = Control(self.layout.control, config.control_seconds)
         # True while the values of what is described are to be saved; `tensor_list` sets it call by call.
         self.saving = config.task is Task.TENSOR
@@ -129,7 +133,7 @@ class Session:
             self.guard.lose("fork", error, 0)
 
     def _at_exit(self) -> None:
-        if os.getpid() != self._pid or self._done:
+        if os.getpid() != self._pid:
             return
         try:
             # An uncaught exception leaves sys.last_value behind; then the open step is a part of one.
@@ -138,13 +142,18 @@ class Session:
         except Exception as error:  # noqa: BLE001 - a guest
             self.guard.lose("exit", error, 0)
 
-    def finish(self, *, clean: bool) -> None:
-        """End of recording: close the open step and write the last mark. A second call does nothing.
+    def finish(self, *, clean: bool, wait: bool = True) -> None:
+        """End of recording: close the open step and write the last mark. A second call only waits.
 
-        `clean` False leaves the open step as a partial one.
+        `clean` False leaves the open step as a partial one. `wait` until all is on the disk, DRAIN_SECONDS at most.
         """
-        if self._done:
-            return
+        if not self._done:
+            self._finish(clean)
+        if wait and not self.writer.disk.drain(DRAIN_SECONDS):
+            text = "%d bytes were still to be written %g s after the end, and are lost"
+            get_logger().warning("rank %d: " + text, self.identity.rank, self.writer.disk.waiting, DRAIN_SECONDS)
+
+    def _finish(self, clean: bool) -> None:
         self._done = True
         self._flusher.stop()
         partial = self.opened and not clean
@@ -155,7 +164,8 @@ class Session:
         self._pause()
         self.listening = False
         self._say_unmatched()
-        self.marks.save(finished=clean or (self._past_end and not partial))
+        finished = clean or (self._past_end and not partial)
+        self.writer.disk.submit(lambda: self.marks.save(finished=finished))
 
     def _say_unmatched(self) -> None:
         config = self.config
@@ -308,11 +318,12 @@ class Session:
             self._pause()
             if self.functional:
                 # To notice new orders, calls would have to be observed: the rest runs as if we were not there.
-                self.finish(clean=True)
+                self.finish(clean=True, wait=False)
             elif not self._past_end:
                 self._past_end = True
                 self._say_unmatched()
-                self.marks.save(finished=True)
+                self.writer.disk.submit(lambda: self.marks.save(finished=True))
+                self.writer.disk.catch_up()
             return
         if self.selects(self.step):
             self.open_step()
@@ -362,11 +373,12 @@ class Session:
             self.guard.lose("close open calls", error, 0)
         self.settle()
         self.opened = False
-        had_records = self.writer.step_has_records
-        complete = self.writer.close_step(finish=finish)
+        self.writer.close_step(finish=finish)
         self._forget_values()
-        if had_records:
-            self.marks.step_ended(self.step, complete=complete)
+
+    def _step_closed(self, step: int, complete: bool) -> None:
+        # On the disk's thread, which is the one that writes marks while the rank runs.
+        self.marks.step_ended(step, complete=complete)
         if self.marks.due():
             self.marks.save()
 
@@ -552,7 +564,7 @@ class Session:
     def _stop_at_budget(self) -> None:
         self.marks.note = self.budget.note(self.step)
         get_logger().warning("rank %d: recording %s; training goes on", self.identity.rank, self.marks.note)
-        self.finish(clean=False)
+        self.finish(clean=False, wait=False)
 
     def _make_forecast(self) -> None:
         self.budget.forecast_due = False

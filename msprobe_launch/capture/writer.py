@@ -1,13 +1,14 @@
 """Records -> files of one rank: bounded buffer, journal, atomic finish, error log.
 
-Written from the training thread, at bounded intervals: a second thread would take the interpreter lock from training
-at moments we cannot choose. An OSError (disk full, quota) loses the records at hand, is counted, and the next flush
-tries again; what was complete stays complete because the journal is cut back to its last whole record.
+Text is made in the training thread, at bounded intervals, and written by the disk's (`capture.disk`). An OSError (disk
+full, quota) loses the records at hand, is counted, and the next flush tries again; what was complete stays complete
+because the journal is cut back to its last whole record.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 import time
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from datetime import datetime
 from io import FileIO
 
+from msprobe_launch.capture.disk import Disk
 from msprobe_launch.capture.guard import Guard
 from msprobe_launch.capture.stacks import ROOT, StackTable
 from msprobe_launch.capture.values import ValueFiles
@@ -28,69 +30,76 @@ from msprobe_launch.records.roster import write_atomically
 
 
 class StepWriter:
-    """The files of one step of one rank."""
+    """The files of one step of one rank. Text is made at once; all that touches the files is a job of `disk`."""
 
     def __init__(
-        self, folder: RankFolder, config: ProbeConfig, framework: str, stacks: StackTable, values: ValueFiles | None
+        self,
+        folder: RankFolder,
+        config: ProbeConfig,
+        framework: str,
+        stacks: StackTable,
+        values: ValueFiles | None,
+        disk: Disk,
+        guard: Guard,
     ) -> None:
         self.folder = folder
         self.values = values
+        self.began = False  # records have come, whatever became of them
         self.written = 0
-        self.lost = 0
         self.bytes = 0
+        self._unwritten = 0  # counted by the disk's thread
+        self._dropped = 0  # and by ours
         self._config = config
         self._framework = framework
         self._stacks = stacks
+        self._disk = disk
+        self._guard = guard
         self._context = journal.Context()
         self._journal: FileIO | None = None
         self._side: FileIO | None = None
-        self._side_lines: list[str] = []
 
-    def begin(self, guard: Guard) -> None:
+    def begin(self) -> None:
         """Make the folder and an empty journal: from now on a crash leaves a step that says it is partial."""
-        try:
-            self._begin()
-        except OSError as error:
-            guard.lose(f"write {self.folder.path}", error, 0)
+        self._disk.submit(self._begin_once)
 
-    def write(self, records: list[CallRecord], guard: Guard, *, last: bool) -> None:
-        """Append records to the journal. What cannot be written is counted in `guard`; never raises.
+    def write(self, records: list[CallRecord], *, last: bool) -> None:
+        """Append records to the journal. What cannot be written is counted; never raises.
 
         `last` says that `finish` follows: then stacks and parents need no journal of their own.
         """
-        try:
-            if self._journal is None:
-                self._begin()
-            lines = self._render(records, guard, journaled=not last)
-            self._append(lines)
-            self.written += len(lines)
-            if not last:
-                self._append_context()
-        except OSError as error:
-            self.lost += len(records)
-            guard.lose(f"write {self.folder.path}", error, len(records))
+        self.began = True
+        if not self._disk.has_room():
+            self._dropped += len(records)
+            mega = self._config.buffer_bytes / 1e6
+            slow = OSError(errno.ETIMEDOUT, f"too slow, more than {mega:g} MB wait to be written")
+            self._guard.lose(f"write {self.folder.path}", slow, len(records))
+            return
+        lines, side = self._render(records, journaled=not last)
+        if lines:
+            data = (journal.RECORD_END.join(lines) + journal.RECORD_END).encode()
+            context = ("\n".join(side) + "\n").encode() if side else b""
+            self._disk.submit(lambda: self._store(data, context, len(lines)), len(data) + len(context))
 
-    def _begin(self) -> None:
-        os.makedirs(self.folder.path, exist_ok=True)
-        if self.folder.dump.exists():
-            # Two programs in turn as one rank, or a restart that kept its number: what is there is not ours.
-            raise FileExistsError("an earlier process of this rank has recorded this step; it is kept")
-        config = self._config
-        data_dir = str(self.folder.tensors) if self.values is not None else None
-        head = journal.header(config.task.value, config.level.value, self._framework, data_dir)
-        handle = FileIO(self.folder.journal, "w")
-        try:
-            _write_all(handle, head.encode())
-        except OSError:
-            handle.close()
-            self.folder.journal.unlink(missing_ok=True)
-            raise
-        self._journal = handle
+    def finish(self, closed: Callable[[bool], None], *, complete: bool) -> None:
+        """Make the files of a step out of the journal, or leave it as it is where the step is not `complete`.
 
-    def _render(self, records: list[CallRecord], guard: Guard, *, journaled: bool) -> list[str]:
-        lines = []
+        `closed` is told on the disk's thread whether all of the step is in its files.
+        """
+
+        def job() -> None:
+            finished = self._finish() if complete else False
+            self._close()
+            closed(finished)
+
+        self._disk.submit(job)
+
+    # -- text
+
+    def _render(self, records: list[CallRecord], *, journaled: bool) -> tuple[list[str], list[str]]:
+        """Lines of the journal, and of the journal of stacks and parents."""
+        lines: list[str] = []
+        side: list[str] = []
         frames, ops = self._context.frames, self._context.ops
-        side = self._side_lines
         parents: dict[OpRef | None, str | None] = {None: None}
         everything = self._config.task is Task.TENSOR
         for record in records:
@@ -98,15 +107,15 @@ class StepWriter:
                 name = record.op.text
                 if name in ops:
                     # Two values under one key would be read as one: the first is kept.
-                    guard.miss("second record of one name")
+                    self._guard.miss("second record of one name")
                     continue
                 values = self.values
                 if values is not None and (everything or record.saves):
                     record = values.named(name, record)
                 line = record_line(name, record)
             except Exception as error:  # noqa: BLE001 - one odd value must not take the other records with it
-                guard.lose("encode", error)
-                self.lost += 1
+                self._guard.lose("encode", error)
+                self._dropped += 1
                 continue
             lines.append(line)
             if record.is_grad:
@@ -125,35 +134,68 @@ class StepWriter:
                 side.append(
                     f'{{"op": {quote(name)}, "parent": {quote(parent) if parent else "null"}, "stack": {stack}}}'
                 )
-        return lines
+        return lines, side
 
-    def _append(self, lines: list[str]) -> None:
-        if not lines:
+    # -- files: on the disk's thread
+
+    def _begin_once(self) -> None:
+        try:
+            self._begin()
+        except OSError as error:
+            self._guard.lose(f"write {self.folder.path}", error, 0)
+
+    def _begin(self) -> None:
+        os.makedirs(self.folder.path, exist_ok=True)
+        if self.folder.dump.exists():
+            # Two programs in turn as one rank, or a restart that kept its number: what is there is not ours.
+            raise FileExistsError("an earlier process of this rank has recorded this step; it is kept")
+        config = self._config
+        data_dir = str(self.folder.tensors) if self.values is not None else None
+        head = journal.header(config.task.value, config.level.value, self._framework, data_dir)
+        handle = FileIO(self.folder.journal, "w")
+        try:
+            _write_all(handle, head.encode())
+        except OSError:
+            handle.close()
+            self.folder.journal.unlink(missing_ok=True)
+            raise
+        self._journal = handle
+
+    def _store(self, data: bytes, context: bytes, count: int) -> None:
+        try:
+            if self._journal is None:
+                self._begin()
+            self._append(data)
+        except OSError as error:
+            self._unwritten += count
+            self._guard.lose(f"write {self.folder.path}", error, count)
             return
+        self.written += count
+        self.bytes += len(data)
+        if context:
+            try:
+                if self._side is None:
+                    self._side = FileIO(self.folder.context_journal, "w")
+                _write_all(self._side, context)
+            except OSError as error:
+                self._guard.lose(f"write {self.folder.path}", error, 0)  # it is still in memory, for `finish`
+
+    def _append(self, data: bytes) -> None:
         handle = self._journal
         assert handle is not None
         good = handle.tell()
         try:
-            data = (journal.RECORD_END.join(lines) + journal.RECORD_END).encode()
             _write_all(handle, data)
-            self.bytes += len(data)
         except OSError:
             handle.truncate(good)
             handle.seek(good)
             raise
 
-    def _append_context(self) -> None:
-        if self._side is None:
-            self._side = FileIO(self.folder.context_journal, "w")
-        lines, self._side_lines = self._side_lines, []
-        if lines:
-            _write_all(self._side, ("\n".join(lines) + "\n").encode())
-
-    def finish(self, guard: Guard) -> bool:
+    def _finish(self) -> bool:
         """Journal -> dump.json, stack.json, construct.json. True where all of the step is in them."""
         handle = self._journal
         if handle is None:
-            return self.lost == 0
+            return self.complete
         try:
             if self.written:
                 handle.seek(-len(journal.RECORD_END), os.SEEK_END)
@@ -165,25 +207,24 @@ class StepWriter:
             with_parents = self._config.level.modules or self._config.task is Task.STRUCTURE
             write_atomically(self.folder.construct, self._context.construct_json(with_parents=with_parents))
             journaled = self._side is not None
-            self.close()
+            self._close()
             # Last: a reader that sees dump.json finds its companions.
             os.replace(self.folder.journal, self.folder.dump)
             if journaled:
                 os.unlink(self.folder.context_journal)
         except OSError as error:
             # The journal stays as it is and is read as a partial step.
-            guard.lose(f"finish {self.folder.path}", error, 0)
-            self.close()
+            self._guard.lose(f"finish {self.folder.path}", error, 0)
             return False
         return self.complete
 
     @property
     def complete(self) -> bool:
         """True where nothing of what came was lost."""
-        return self.lost == 0 and (self.values is None or self.values.lost == 0)
+        return not self._unwritten and not self._dropped and (self.values is None or self.values.lost == 0)
 
-    def close(self) -> None:
-        """Let go of the files; the journal stays for a reader."""
+    def _close(self) -> None:
+        # The journal stays for a reader.
         for handle in (self._journal, self._side):
             if handle is not None:
                 with contextlib.suppress(OSError):
@@ -192,14 +233,18 @@ class StepWriter:
 
     def log_error(self, message: str) -> None:
         """Append to dump_error_info.log, in the field's form. Never raises."""
-        try:
-            self.folder.path.mkdir(parents=True, exist_ok=True)
-            stamp = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
-            calls = "".join(traceback.format_stack(limit=12)[:-2])
-            with self.folder.errors.open("a", encoding="utf-8") as log:
-                log.write(f"[{stamp}] {message}\nCall stack (most recent call last):\n{calls}\n")
-        except OSError:
-            pass  # the loss itself is counted by the guard
+        stamp = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
+        calls = "".join(traceback.format_stack(limit=12)[:-2])
+        text = f"[{stamp}] {message}\nCall stack (most recent call last):\n{calls}\n"
+
+        def append() -> None:
+            # The loss itself is counted by the guard.
+            with contextlib.suppress(OSError):
+                self.folder.path.mkdir(parents=True, exist_ok=True)
+                with self.folder.errors.open("a", encoding="utf-8") as log:
+                    log.write(text)
+
+        self._disk.submit(append)
 
 
 def _write_all(handle: FileIO, data: bytes) -> None:
@@ -228,11 +273,15 @@ class Writer:
         self.last_op = ""
         self.config = config
         self.folder_of = folder_of
+        self.disk = Disk(config.buffer_bytes, config.when_full, guard)
+        # Called on the disk's thread, with a step that had records and whether all of it is in its files.
+        self.on_closed: Callable[[int, bool], None] = lambda _step, _complete: None
+        self._number = 0
         self._value_ending = value_ending
         self._values: tuple[int, ValueFiles] | None = None
         self._stale: list[ValueFiles] = []
         self._carries = False
-        self._bytes = 0
+        self._steps_bytes = 0
         self._framework = framework
         self._guard = guard
         self._step: StepWriter | None = None
@@ -248,8 +297,12 @@ class Writer:
     def open_step(self, step: int) -> None:
         """Records that follow belong to this step."""
         values = self.values_of(step) if self.config.saves_values else None
-        self._step = StepWriter(self.folder_of(step), self.config, self._framework, self.stacks, values)
-        self._step.begin(self._guard)
+        self._number = step
+        self._step = StepWriter(
+            self.folder_of(step), self.config, self._framework, self.stacks, values, self.disk, self._guard
+        )
+        self._step.begin()
+        self.disk.catch_up()
         self._flush_at = time.monotonic() + self.config.flush_seconds
 
     def values_of(self, step: int) -> ValueFiles:
@@ -275,7 +328,8 @@ class Writer:
     @property
     def bytes(self) -> int:
         """Bytes of records written so far, in all steps."""
-        return self._bytes + (self._step.bytes if self._step is not None else 0)
+        step = self._step
+        return self._steps_bytes + (step.bytes if step is not None else 0)
 
     def hurry(self) -> None:
         """Let the next record be the last of its flush."""
@@ -299,7 +353,9 @@ class Writer:
             if records and self._step is not None:
                 self.calls += len(records)
                 self.last_op = records[-1].op.text
-                self._step.write(records, self._guard, last=last)
+                self._step.write(records, last=last)
+                if not last:
+                    self.disk.catch_up()
 
     @property
     def has_old_records(self) -> bool:
@@ -325,29 +381,31 @@ class Writer:
         """What was taken has been added to its step."""
         self._carries = False
 
-    def close_step(self, *, finish: bool) -> bool:
+    def close_step(self, *, finish: bool) -> None:
         """Flush and finish the open step; with `finish` False its journal is left as a partial step.
 
-        True where the step is complete on disk.
+        `on_closed` is told when that is done.
         """
         with self.lock:
             self.flush(last=finish)
             step, self._step = self._step, None
         if step is None:
-            return False
-        self._bytes += step.bytes
-        complete = step.finish(self._guard) if finish else False
-        step.close()
+            return
+        number = self._number
+
+        def closed(complete: bool) -> None:
+            self._steps_bytes += step.bytes
+            if step.began:
+                self.on_closed(number, complete)
+
+        step.finish(closed, complete=finish)
+        self.disk.catch_up()
         if self._values is not None:
             self._clean_values()
-        return complete
-
-    @property
-    def step_has_records(self) -> bool:
-        return bool(self._buffer) or (self._step is not None and self._step.written > 0)
 
     def forget(self) -> None:
         """In a forked child: the files are the parent's. Close nothing that would flush into them."""
+        self.disk.forget()
         self._step, self._buffer, self._held = None, [], None
         self._values = None
         self._stale.clear()

@@ -33,8 +33,7 @@ def install(session: Session, before_step: Callable[[bool], None], after_step: C
 
     register_optimizer_step_pre_hook(before)
     register_optimizer_step_post_hook(after)
-    for scaler in _scaler_classes():
-        _watch_scaler(scaler, session)
+    _watch_scaler(torch.amp.GradScaler, session)  # FSDP's is derived from it and steps in the same way
 
 
 def _watch_creation(session: Session) -> None:
@@ -48,15 +47,6 @@ def _watch_creation(session: Session) -> None:
         weakref.finalize(self, session.optimizer_gone, key).atexit = False
 
     Optimizer.__init__ = __init__
-
-
-def _scaler_classes() -> list[type]:
-    found = [torch.amp.GradScaler]
-    try:
-        from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
-    except ImportError:
-        return found
-    return [*found, ShardedGradScaler] if "step" in vars(ShardedGradScaler) else found
 
 
 def _watch_scaler(scaler: type, session: Session) -> None:

@@ -172,6 +172,7 @@ def test_the_byte_limit_stops_recording_and_is_reported(tmp_path: Path) -> None:
     for _ in range(10):
         step(toy)
     assert not session.listening
+    session.finish(clean=True)
     found = mark(tmp_path)
     assert found.note.startswith("stopped in step 2: this rank's share of --probe-max-bytes 20,000 is used up")
     assert (found.steps, found.partial_steps) == ((0, 1), (2,))
