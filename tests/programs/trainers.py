@@ -1,14 +1,17 @@
 """Real trainers from their packages, on small models with random weights; nothing is downloaded.
 
 torchrun --nproc-per-node 2 trainers.py OUT NAME      writes OUT/rank<R>.json: {NAME: sha256 of all parameters}
+and OUT/model.json: [path, class, names of its own parameters] of each module
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import neutral
@@ -37,6 +40,17 @@ class Tokens(Dataset):
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
 
 
+MODEL: list[tuple[str, str, list[str]]] = []
+
+
+def noted(model: nn.Module) -> nn.Module:
+    """`model`, and in MODEL what it is made of."""
+    for path, part in model.named_modules():
+        own = [name for name, _ in part.named_parameters(recurse=False)]
+        MODEL.append((path, type(part).__name__, own))
+    return model
+
+
 def sizes() -> dict[str, int]:
     return {
         "vocab_size": 100, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -47,20 +61,20 @@ def sizes() -> dict[str, int]:
 def llama() -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return LlamaForCausalLM(LlamaConfig(**sizes()))
+    return noted(LlamaForCausalLM(LlamaConfig(**sizes())))
 
 
 def bert() -> nn.Module:
     from transformers import BertConfig, BertForSequenceClassification
 
     options = {name: size for name, size in sizes().items() if name != "num_key_value_heads"}
-    return BertForSequenceClassification(BertConfig(**options, num_labels=3))
+    return noted(BertForSequenceClassification(BertConfig(**options, num_labels=3)))
 
 
 def mixtral() -> nn.Module:
     from transformers import MixtralConfig, MixtralForCausalLM
 
-    return MixtralForCausalLM(MixtralConfig(**sizes(), num_local_experts=4, num_experts_per_tok=2))
+    return noted(MixtralForCausalLM(MixtralConfig(**sizes(), num_local_experts=4, num_experts_per_tok=2)))
 
 
 def trainer(model: nn.Module, data: Dataset, **options: Any) -> list[object]:
@@ -145,5 +159,7 @@ if __name__ == "__main__":
     torch.manual_seed(11)
     torch.set_num_threads(1)
     neutral.write(sys.argv[1], {name: neutral.digest(PROGRAMS[name]())})
+    if os.environ["RANK"] == "0":
+        Path(sys.argv[1], "model.json").write_text(json.dumps(MODEL))
     if dist.is_initialized():
         dist.destroy_process_group()
