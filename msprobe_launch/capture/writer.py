@@ -302,7 +302,6 @@ class Writer:
             self.folder_of(step), self.config, self._framework, self.stacks, values, self.disk, self._guard
         )
         self._step.begin()
-        self.disk.catch_up()
         self._flush_at = time.monotonic() + self.config.flush_seconds
 
     def values_of(self, step: int) -> ValueFiles:

@@ -20,6 +20,8 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msprobe_launch.records.codec import quote
+
 RECORD_END = ",\n"
 EMPTY_CLOSE = "}\n}\n"
 CLOSE = "\n}\n}\n"
@@ -83,7 +85,7 @@ class Context:
                 sharing.setdefault(stack, []).append(op)
         # A line per stack: the encoder's own indentation is its slow path (docs/benchmarks.md).
         entries = [
-            f' "{i}": [{json.dumps(ops)}, {self.frames.get(stack, "[]")}]'
+            f' "{i}": [[{", ".join(map(quote, ops))}], {self.frames.get(stack, "[]")}]'
             for i, (stack, ops) in enumerate(sharing.items())
         ]
         return "{\n" + ",\n".join(entries) + "\n}\n"
@@ -92,9 +94,8 @@ class Context:
         """Text of construct.json: `{op: parent}`, or `{}` at level L1, where the field's files are empty too."""
         if not with_parents:
             return "{}\n"
-        return (
-            json.dumps({op: parent for op, (parent, _) in self.ops.items()}, separators=(",\n ", ": "))[:-1] + "\n}\n"
-        )
+        entries = [f"{quote(op)}: {quote(parent) if parent else 'null'}" for op, (parent, _) in self.ops.items()]
+        return "{" + ",\n ".join(entries) + "\n}\n"
 
 
 def read_context(path: Path) -> Context:

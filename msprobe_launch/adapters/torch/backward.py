@@ -135,9 +135,9 @@ class OpenBackward:
         self.parent = parent
         self.incoming: list[Value] = [None] * outputs
         self.outgoing: list[Value] = [None] * inputs
-        self.sums: list[Tensor | None] = [None] * inputs
         self.missing = [0] * inputs  # contributions still to come, by input
-        self.enclosing: list[tuple[OpRef, OpRef | None, list[int | None]]] = []
+        self.sums: dict[int, Tensor] | None = None  # of inputs of which some have come
+        self.enclosing: list[tuple[OpRef, OpRef | None, list[int | None]]] | None = None
         self.awaited = 0  # hooks still to fire
         self.waiting = False  # has begun and is on the list of open ones
         self.done = False
@@ -327,6 +327,8 @@ class BackwardWatch:
                 places.append(place)
         elif inputs is not None:
             places = [None] * len(inputs.edges)
+        if latest.state.enclosing is None:
+            latest.state.enclosing = []
         latest.state.enclosing.append((op, parent, places))
         return True
 
@@ -395,20 +397,23 @@ class BackwardWatch:
             session.guard.lose("backward", error)
 
     def _add(self, state: OpenBackward, outgoing: tuple[Tensor | None, ...], hits: list[tuple[int, int]]) -> None:
-        missing, sums = state.missing, state.sums
+        missing = state.missing
         for slot, index in hits:
             total = outgoing[slot] if slot < len(outgoing) else None
             missing[index] -= 1
-            so_far = sums[index]
-            if so_far is not None:
+            sums = state.sums
+            if sums is not None and (so_far := sums.pop(index, None)) is not None:
                 # Out of place: the engine's buffers are its own.
                 with DisableTorchFunction():
                     total = so_far if total is None else so_far + total
-                sums[index] = None
-            if missing[index] > 0:
-                sums[index] = total
-            elif total is not None:
+            if total is None:
+                continue
+            if missing[index] <= 0:
                 state.outgoing[index] = self._describe(total)
+            elif sums is None:
+                state.sums = {index: total}
+            else:
+                sums[index] = total
 
     def _describe(self, gradient: Any) -> Value:
         return self._tensor(gradient) if type(gradient) is Tensor else self._values.describe(gradient)
@@ -418,7 +423,7 @@ class BackwardWatch:
         emit = self._session.emit
         outgoing = state.outgoing
         emit(CallRecord(state.op, state.incoming, None, outgoing, None, state.parent))
-        for op, parent, places in state.enclosing:
+        for op, parent, places in state.enclosing or ():
             given = [None if place is None else outgoing[place] for place in places]
             within = parent.as_backward() if parent is not None else None
             emit(CallRecord(op.as_backward(), state.incoming, None, given, None, within))
@@ -429,10 +434,9 @@ class BackwardWatch:
         for state in waiting:
             self._quiet.enter()
             try:
-                for index, total in enumerate(state.sums):
-                    if total is not None:
-                        state.sums[index] = None
-                        state.outgoing[index] = self._describe(total)
+                for index, total in (state.sums or {}).items():
+                    state.outgoing[index] = self._describe(total)
+                state.sums = None
             finally:
                 self._quiet.leave()
             self._emit(state)

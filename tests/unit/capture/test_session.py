@@ -268,7 +268,7 @@ def test_a_rank_that_hangs_has_written_what_came_before(tmp_path: Path) -> None:
     toy.layer("net", lambda x: toy.scale(toy.scale(x, 2.0), 3.0), Array([1.0]))
     journal_of = RunLayout(tmp_path).rank_folder(0, 0).journal
     deadline = time.monotonic() + 20
-    while journal_of.read_text().count("\n") < 4 and time.monotonic() < deadline:
+    while time.monotonic() < deadline and not (journal_of.exists() and journal_of.read_text().count("\n") >= 4):
         time.sleep(0.05)
     text, _ = journal.complete_text(journal_of.read_text())
     assert len(json.loads(text)["data"]) == 3
