@@ -243,8 +243,23 @@ class TorchValues:
         if kind is dist.P2POp:
             return self._p2p(value)
         if kind.__module__ == "numpy":
-            return _numpy(value)
+            described = _numpy(value)
+            if self._saver is not None and self._session.saving and isinstance(described, TensorValue):
+                self._keep_array(described, value)
+            return described
         return None
+
+    def _keep_array(self, described: TensorValue, array: Any) -> None:
+        """Save an array as the tensor that `torch.tensor` makes of it, as msprobe does; texts and objects are not."""
+        import numpy as np
+
+        if self._saver is not None and array.size and array.dtype.kind in "fiubc":
+            try:
+                # A copy in this machine's byte order: what torch shares memory with, it wants writable and forward.
+                tensor = torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
+            except TypeError:  # a type that torch does not have (float128)
+                return
+            self._saver.keep(described, tensor)
 
     def _subclass(self, tensor: Tensor) -> TensorValue:
         # Its own __torch_function__ must not hear of us.
@@ -365,6 +380,10 @@ def reduce_op(value: Any) -> str:
     return str(getattr(value, "op", value)).rpartition(".")[2]
 
 
+# By numpy's letters. `item()` of a long double is one again, which no JSON can hold.
+_NUMBERS: dict[str, Callable[[Any], Any]] = {"f": float, "i": int, "u": int, "b": bool}
+
+
 def _numpy(value: Any) -> Value:
     """A numpy scalar or array. numpy has been imported by whoever made the value."""
     import numpy as np
@@ -376,10 +395,10 @@ def _numpy(value: Any) -> Value:
         if value.dtype.kind not in "fiub" or not value.size:
             return TensorValue(head, requires_grad=None)
         out = TensorValue(head, requires_grad=None)
-        wide = value.astype(np.float64)
+        wide, number = value.astype(np.float64), _NUMBERS[value.dtype.kind]
         out.statistics = (
-            value.max().item(),
-            value.min().item(),
+            number(value.max()),
+            number(value.min()),
             wide.mean().item(),
             float(np.linalg.norm(wide.ravel())),
         )
@@ -389,7 +408,7 @@ def _numpy(value: Any) -> Value:
     if isinstance(value, np.generic) and value.dtype.kind in "fiu":
         from msprobe_launch.records.codec import number_text
 
-        return plain(name, number_text(value.item()))
+        return plain(name, number_text(_NUMBERS[value.dtype.kind](value)))
     if isinstance(value, np.str_):
         return text(name, str(value))
     if isinstance(value, np.generic):

@@ -172,10 +172,53 @@ def test_tensor_list_saves_some_values_inside_statistics(runs: Any) -> None:
     assert sorted(path.name for path in (folder / "dump_tensor_data").iterdir()) == sorted(named)
 
 
+ARRAYS = """
+import numpy as np, torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+    def forward(self, x, *arrays, **more):
+        arrays[0][0] = 50.0      # what was saved stays as it was
+        return self.weight * x
+torch.manual_seed(0)
+net = Net()
+fixed = np.arange(3.0)
+fixed.setflags(write=False)
+def step():
+    given = (np.arange(6.0)[::-2], np.arange(4, dtype=">i2").reshape(2, 2).T, fixed, np.array([True, False]),
+             np.array([1 + 2j]), np.array(7.0), np.array(["text"]), np.array([None]), np.empty((0, 3)),
+             np.array([1.5], dtype=np.longdouble))
+    net(torch.ones(1, 2), *given, table={"rows": np.float32([1, 2])}, long=np.longdouble(2.5)).sum().backward()
+"""
+
+
+def test_task_tensor_saves_numpy_arrays_among_the_arguments(tmp_path: Path, run_cli: Any) -> None:
+    torch = pytest.importorskip("torch")
+    (tmp_path / "program.py").write_text(RUNS.format(program=ARRAYS))
+    done = run_cli(["-W", "error", tmp_path / "program.py", tmp_path / "run", "tensor", "statistics", ""])
+    assert done.returncode == 0, done.stderr[-3000:]
+    folder = tmp_path / "run" / "step0" / "rank0"
+    call = data(folder)["Module.Net.forward.0"]
+    arrays = [*call["input_args"][1:], call["input_kwargs"]["table"]["rows"]]
+    assert {item["type"] for item in arrays} == {"numpy.ndarray"}
+    names = [item.get("data_name") for item in arrays]
+    expected = [[5.0, 3.0, 1.0], [[0, 2], [1, 3]], [0.0, 1.0, 2.0], [True, False], [1 + 2j], 7.0]
+    assert names[:6] == [f"Module.Net.forward.0.input.{index}.pt" for index in range(1, 7)]
+    assert names[6:] == [None] * 4 + ["Module.Net.forward.0.kwargs.table.rows.pt"]
+    for name, values in zip([*names[:6], names[-1]], [*expected, [1.0, 2.0]], strict=True):
+        assert torch.load(folder / "dump_tensor_data" / name, weights_only=True).tolist() == values
+    assert (arrays[9]["Max"], call["input_kwargs"]["long"]["value"]) == (1.5, 2.5)
+    mark = json.loads((tmp_path / "run" / "roster" / "rank0.json").read_text())
+    assert (mark["lost"], mark["unseen"]) == ({}, {})
+
+
 def test_an_optimizer_may_be_told_that_it_has_no_closure(tmp_path: Path, run_cli: Any) -> None:
     """accelerate calls `step(None)`: gradients as applied are recorded all the same."""
     pytest.importorskip("torch")
-    program = PROGRAM.replace("optimizer.step()", "nn.utils.clip_grad_norm_(net.parameters(), 1e-3); optimizer.step(None)")
+    program = PROGRAM.replace(
+        "optimizer.step()", "nn.utils.clip_grad_norm_(net.parameters(), 1e-3); optimizer.step(None)"
+    )
     (tmp_path / "program.py").write_text(RUNS.format(program=program))
     done = run_cli([tmp_path / "program.py", tmp_path / "run", "statistics", "statistics", ""])
     assert done.returncode == 0, done.stderr[-3000:]
