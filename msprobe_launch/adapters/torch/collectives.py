@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from msprobe_launch.records.model import CallRecord
+from msprobe_launch.adapters.torch.quiet import Quiet
+from msprobe_launch.records.model import CallRecord, TensorValue
 
 if TYPE_CHECKING:
     from msprobe_launch.adapters.torch.api import Site
@@ -175,3 +177,73 @@ class PendingWorks:
             if self._session.gate.forward:
                 self._session.guard.miss("asynchronous collective nobody waited for")
                 self._session.emit(record)
+
+
+_RESULT = ("torch.distributed._functional_collectives", "AsyncCollectiveTensor")
+_is_compiling: Callable[[], bool] = torch.compiler.is_compiling
+
+
+class InFlight:
+    """Results of functional collectives that the program has not waited for yet: to read one would be to wait.
+
+    What is to be recorded of them is filled in when the program has waited, where it does so before the record is
+    written (an operation waits for its inputs, so that is nearly always); else it is counted as unseen.
+    """
+
+    def __init__(self, session: Session, arrived: Callable[[TensorValue, Tensor | None, bool], object]) -> None:
+        self._session = session
+        self._arrived = arrived
+        self._quiet = Quiet()
+        self._watched = False
+        # By storage, which a result shares with its views. Nothing is kept alive.
+        self._waiting: dict[int, list[tuple[weakref.ref[Tensor], TensorValue, bool]]] = {}
+
+    def is_result(self, tensor: Any) -> bool:
+        """True for what a functional collective returns; its memory is `elem`, and `completed` says "waited for"."""
+        kind = type(tensor)
+        if (kind.__module__, kind.__name__) != _RESULT:
+            return False
+        if not self._watched:  # the first one: whoever made it has imported its class
+            self._watched = True
+            for name in ("trigger_wait", "wait"):
+                self._watch(kind, name)
+        return True
+
+    def _watch(self, kind: Any, name: str) -> None:
+        original = getattr(kind, name)
+        waiting = self._waiting
+
+        @functools.wraps(original)
+        def watched(tensor: Any) -> Any:
+            out = original(tensor)
+            if not _is_compiling() and waiting:
+                self._landed(tensor.elem)
+            return out
+
+        setattr(kind, name, watched)
+
+    def add(self, value: TensorValue, data: Tensor, saving: bool) -> None:
+        """`value` is of `data`, once that has come; `saving` where its numbers are to be saved."""
+        self._waiting.setdefault(data.untyped_storage()._cdata, []).append((weakref.ref(data), value, saving))
+
+    def _landed(self, data: Tensor) -> None:
+        try:
+            self._quiet.enter()
+            try:
+                for reference, value, saving in self._waiting.pop(data.untyped_storage()._cdata, ()):
+                    self._arrive(value, reference(), saving)
+            finally:
+                self._quiet.leave()
+        except Exception as error:  # noqa: BLE001 - a guest
+            self._session.guard.lose("functional collective", error, 0)
+
+    def _arrive(self, value: TensorValue, data: Tensor | None, saving: bool) -> None:
+        if data is None:
+            self._session.guard.miss("result of a functional collective that was not waited for")
+        self._arrived(value, data, saving)
+
+    def give_up(self) -> None:
+        """Records are about to be written: what has not come by now is without numbers."""
+        while self._waiting:
+            for _, value, saving in self._waiting.popitem()[1]:
+                self._arrive(value, None, saving)

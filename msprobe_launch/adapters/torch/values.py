@@ -14,6 +14,7 @@ from torch._C import DisableTorchFunction
 
 from msprobe_launch import native
 from msprobe_launch.adapters.torch.checksums import CRC32, XOR
+from msprobe_launch.adapters.torch.collectives import InFlight
 from msprobe_launch.adapters.torch.copies import Copies
 from msprobe_launch.adapters.torch.saving import TensorSaver
 from msprobe_launch.adapters.torch.stats import ELEMENTS, MEASURES, ROWS, Deferred, covered_by
@@ -60,6 +61,7 @@ class TorchValues:
             SummaryMode.MD5: self._with_crc32,
             SummaryMode.XOR: self._xor,
         }[config.summary_mode]
+        self._in_flight = InFlight(session, self._arrived)
         self._cache: dict[int, tuple[Any, int, int, TensorValue]] = {}
         # (address, elements covered, dtype) -> (owner of the memory, its version, statistics)
         self._views: dict[tuple[Any, ...], tuple[Any, int, Statistics]] = {}
@@ -99,6 +101,7 @@ class TorchValues:
 
     def settle(self) -> list[TensorValue]:
         """Tensors seen since the last call, their statistics brought home."""
+        self._in_flight.give_up()
         self.deferred.settle()
         self._copies.settle()
         # The list itself is shared; what comes in meanwhile (in another thread) stays in it.
@@ -128,14 +131,26 @@ class TorchValues:
             value = self._measured(tensor, _TENSOR, tensor)
         return value
 
-    def _measured(self, tensor: Tensor, type_name: str, data: Tensor | None, tail: str = "") -> TensorValue:
-        """Head from `tensor`, statistics from `data` (None: there are none to be had)."""
+    def _measured(
+        self, tensor: Tensor, type_name: str, data: Tensor | None, tail: str = "", coming: Tensor | None = None
+    ) -> TensorValue:
+        """Head from `tensor`, statistics from `data` (None: there are none), or later from what is `coming`."""
         if tensor.is_nested:
             # It has no one shape; statistics are of all its values.
             value = TensorValue(tensor_head(type_name, str(tensor.dtype), []), requires_grad=tensor.requires_grad)
             return self._fill(value, data.values() if data is not None else None)
-        head = self._head(type_name, tensor)
-        return self._fill(TensorValue(head, requires_grad=tensor.requires_grad, tail=tail), data)
+        value = TensorValue(self._head(type_name, tensor), requires_grad=tensor.requires_grad, tail=tail)
+        if coming is not None:
+            self._in_flight.add(value, coming, self._session.saving)
+            return value
+        return self._fill(value, data)
+
+    def _arrived(self, value: TensorValue, data: Tensor | None, saving: bool) -> None:
+        """The program has waited for a collective's result: `data` is what it got."""
+        data = held(data) if data is not None else None
+        self._fill(value, data)
+        if saving and self._saver is not None and data is not None and data.numel():
+            self._saver.keep(value, _dense(data))
 
     def _head(self, type_name: str, tensor: Tensor) -> str:
         heads = self._heads.setdefault(type_name, {})
@@ -275,21 +290,30 @@ class TorchValues:
         name = f"{kind.__module__}.{kind.__qualname__}"
         local = getattr(tensor, "_local_tensor", None)
         if isinstance(local, Tensor) and hasattr(tensor, "placements"):
-            # The shard may compute for itself too: the result of a collective that is still under way has no memory.
-            plain_local = None if torch._C._dispatch_keys(local).has(torch._C.DispatchKey.Python) else held(local)
-            return self._dtensor(tensor, local, plain_local), plain_local
-        if torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python):
-            # It computes for itself (FakeTensor, a wrapper): asking it for numbers would run its code.
-            return self._measured(tensor, name, None), None
-        plain_tensor = held(tensor.as_subclass(Tensor))
-        return self._measured(tensor, name, plain_tensor), plain_tensor
+            data, coming = self._numbers(local)  # the shard may be a subclass too
+            return self._dtensor(tensor, local, data, coming), data
+        data, coming = self._numbers(tensor)
+        return self._measured(tensor, name, data, coming=coming), data
 
-    def _dtensor(self, tensor: Any, local: Tensor, data: Tensor | None) -> TensorValue:
+    def _numbers(self, tensor: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """The plain tensor that holds its numbers, and the one that will when the program has waited for it."""
+        if type(tensor) is Tensor:
+            return held(tensor), None
+        if not _computes(tensor):
+            return held(tensor.as_subclass(Tensor)), None
+        if self._in_flight.is_result(tensor):
+            data = tensor.elem
+            if not _computes(data):
+                return (held(data), None) if tensor.completed else (None, data)
+        # It computes for itself (FakeTensor, a wrapper): asking it for numbers would run its code.
+        return None, None
+
+    def _dtensor(self, tensor: Any, local: Tensor, data: Tensor | None, coming: Tensor | None) -> TensorValue:
         mesh = tensor.device_mesh.mesh.tolist()
         placements = ", ".join(_placement(placement) for placement in tensor.placements)
         # Type, dtype, shape and statistics are the shard's; asking for more would be a communication.
         tail = f', "device_mesh": {mesh}, "placements": [{placements}], "global_shape": {list(tensor.shape)}'
-        return self._measured(local, "torch.distributed.tensor.DTensor", data, tail)
+        return self._measured(local, "torch.distributed.tensor.DTensor", data, tail, coming)
 
     @staticmethod
     def _size(value: torch.Size) -> PlainValue:
@@ -324,6 +348,11 @@ class TorchValues:
             "tag": PlainValue(str(value.tag)),
             "group_id": PlainValue(quote(group_id(group_ranks(value.group)))),
         }
+
+
+def _computes(tensor: Tensor) -> bool:
+    """True for a subclass with operations of its own."""
+    return bool(torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python))
 
 
 def _dense(tensor: Tensor) -> Tensor:
