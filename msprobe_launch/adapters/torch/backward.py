@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 Edge = tuple[Any, int]  # (autograd node or leaf tensor, output number)
 
 next_sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr
+# Most arguments that are no tensors are of these types, and need not be asked what they might hold.
+_HOLDS_NONE = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
 _LEAF_SEQUENCE = 1 << 62  # AccumulateGrad nodes carry the largest number there is
 
 
@@ -71,6 +73,8 @@ def _collect_edges(values: Any, edges: list[Edge | None], depth: int = 0) -> Non
                 edges.append((value, 0) if node is None else (node, value.output_nr))
             else:
                 edges.append(None)
+        elif kind in _HOLDS_NONE:
+            continue
         elif isinstance(value, Tensor):
             edges.append(_edge_of_subclass(value))
         elif depth >= MAX_DEPTH:
@@ -171,7 +175,7 @@ def _consumers(
     `nodes` are those of the outputs, `edges` the inputs by identity, `sequence` the number of the call's first node.
     """
     todo = list(nodes)
-    seen = set(todo)
+    seen = None
     found = []
     while todo:
         node = todo.pop()
@@ -192,6 +196,8 @@ def _consumers(
                     if index is None:
                         continue
                 else:
+                    if seen is None:
+                        seen = set(nodes)
                     if following not in seen:
                         seen.add(following)
                         todo.append(following)
