@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import _thread
 import queue
+import threading
 import time
 from collections.abc import Callable
 
@@ -32,10 +33,11 @@ class Disk:
         self._when_full = when_full
         self._guard = guard
         self._jobs: queue.SimpleQueue[tuple[Callable[[], None], int]] = queue.SimpleQueue()
-        self._submitted = 0  # bytes; only ever added to, each by one side
-        self._finished = 0
-        self._open = 0  # jobs, in the same way
-        self._done = 0
+        # Bytes and jobs, only ever added to: those that came, under the lock, and those that are done, by the thread.
+        # A signal handler of the program's may submit in the middle of a submission.
+        self._lock = threading.RLock()
+        self._submitted = self._open = 0
+        self._finished = self._done = 0
         self._behind = False
         self._running = False
 
@@ -54,12 +56,17 @@ class Disk:
 
     def submit(self, job: Callable[[], None], size: int = 0) -> None:
         """Do `job`, which writes `size` bytes, after all that were submitted before."""
-        self._submitted += size
-        self._open += 1
-        self._jobs.put((job, size))
-        if not self._running:
-            self._running = True
-            _thread.start_new_thread(self._work, ())
+        with self._lock:
+            self._submitted += size
+            self._open += 1
+            if not self._running:
+                try:
+                    _thread.start_new_thread(self._work, ())
+                except RuntimeError:  # the interpreter shuts down (Python 3.12 and later), or there are too many
+                    self._do(job, size)
+                    return
+                self._running = True
+            self._jobs.put((job, size))
 
     def catch_up(self) -> None:
         """Give the disk a moment to do what was submitted, unless it is known to be slow."""
@@ -77,18 +84,21 @@ class Disk:
 
     def forget(self) -> None:
         """In a forked child: there is no thread, and what waits is the parent's."""
+        self._lock = threading.RLock()
         self._jobs = queue.SimpleQueue()
         self._submitted = self._finished = self._open = self._done = 0
         self._running = False
 
     def _work(self) -> None:
         while True:
-            job, size = self._jobs.get()
-            try:
-                job()
-            except Exception as error:  # noqa: BLE001 - a guest
-                self._guard.lose("write", error, 0)
-            self._finished += size
-            self._done += 1
-            if self._done == self._open:
-                self._behind = False
+            self._do(*self._jobs.get())
+
+    def _do(self, job: Callable[[], None], size: int) -> None:
+        try:
+            job()
+        except Exception as error:  # noqa: BLE001 - a guest
+            self._guard.lose("write", error, 0)
+        self._finished += size
+        self._done += 1
+        if self._done == self._open:
+            self._behind = False

@@ -43,6 +43,16 @@ def test_jobs_are_done_in_their_order_and_one_that_raises_does_not_end_the_threa
     assert disk.waiting == 0
 
 
+def test_without_a_thread_jobs_are_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(disk_module._thread, "start_new_thread", none)
+    disk, done = Disk(10, WhenFull.DROP, Guard()), []
+    disk.submit(lambda: done.append(1), 5)
+    assert (done, disk.waiting, disk.drain(0)) == ([1], 0, True)
+
+
 def test_what_waits_is_bounded() -> None:
     disk = Disk(10, WhenFull.DROP, Guard())
     release = held(disk)
