@@ -16,11 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from msprobe_launch.adapters.torch.backward import BackwardWatch, Inputs, inputs_of
 from msprobe_launch.adapters.torch.naming import ModuleInfo, ModuleNames
 from msprobe_launch.adapters.torch.quiet import Quiet, from_compiler, is_traced
+from msprobe_launch.adapters.torch.steps import has_closure
 from msprobe_launch.adapters.torch.values import TorchValues
 from msprobe_launch.capture.plain import PlainDescriber
 from msprobe_launch.records.model import CallRecord, OpRef, Value
@@ -75,6 +76,7 @@ class ModuleCalls:
         stacks.plumbing = frozenset({nn.modules.module.__file__})
         if session.gate.backward:
             register_optimizer_step_pre_hook(self._gradients.before_step)
+            register_optimizer_step_post_hook(self._gradients.after_step)
 
     def name_models(self, models: Sequence[nn.Module]) -> None:
         """Several models: their index stands before their modules' names."""
@@ -286,15 +288,17 @@ class ParameterGradients:
 
     def before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An optimizer is about to step: what it finds in `.grad` is what it applies."""
+        if not has_closure(args, kwargs):
+            self._read_applied(optimizer)
+
+    def after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The same where a closure has computed the gradients in the step. LBFGS calls it often and applies none."""
+        if has_closure(args, kwargs) and not isinstance(optimizer, torch.optim.LBFGS):
+            self._read_applied(optimizer)
+
+    def _read_applied(self, optimizer: Optimizer) -> None:
         session = self._session
-        # A closure computes the gradients only now.
-        if (
-            not session.recording
-            or not session.takes_modules
-            or (len(args) > 1 and args[1] is not None)  # accelerate says `step(None)`
-            or kwargs.get("closure")
-            or not session.observes_this_thread()
-        ):
+        if not session.recording or not session.takes_modules or not session.observes_this_thread():
             return
         try:
             self._quiet.enter()

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from msprobe_launch.capture.session import Session
 
 
+def has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Of an optimizer's step, whose `args` begin with itself; accelerate and transformers' Trainer say `step(None)`."""
+    return (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
+
+
 def install(session: Session, before_step: Callable[[bool], None], after_step: Callable[[], None]) -> None:
     """Report every optimizer that is made and every step that is taken, or skipped by a scaler.
 
@@ -22,9 +27,8 @@ def install(session: Session, before_step: Callable[[bool], None], after_step: C
     _watch_creation(session)
 
     def before(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # `args` begins with the optimizer itself.
         if session.observes_this_thread():
-            before_step(len(args) > 1 or bool(kwargs.get("closure")))
+            before_step(has_closure(args, kwargs))
 
     def after(optimizer: Optimizer, *_: Any) -> None:
         if session.observes_this_thread():

@@ -213,12 +213,17 @@ def test_task_tensor_saves_numpy_arrays_among_the_arguments(tmp_path: Path, run_
     assert (mark["lost"], mark["unseen"]) == ({}, {})
 
 
-def test_an_optimizer_may_be_told_that_it_has_no_closure(tmp_path: Path, run_cli: Any) -> None:
-    """accelerate calls `step(None)`: gradients as applied are recorded all the same."""
+CLIP = "nn.utils.clip_grad_norm_(net.parameters(), 1e-3)"
+CLOSURES = {
+    "None, as accelerate says": PROGRAM.replace("optimizer.step()", f"{CLIP}; optimizer.step(None)"),
+    "one, as lightning hands over": PROGRAM.replace("def step():", "def closure():").replace("optimizer.step()", CLIP)
+    + "    return loss\ndef step():\n    optimizer.step(closure)\n",
+}
+
+
+@pytest.mark.parametrize("program", CLOSURES.values(), ids=list(CLOSURES))
+def test_gradients_as_applied_where_a_step_takes_a_closure(tmp_path: Path, run_cli: Any, program: str) -> None:
     pytest.importorskip("torch")
-    program = PROGRAM.replace(
-        "optimizer.step()", "nn.utils.clip_grad_norm_(net.parameters(), 1e-3); optimizer.step(None)"
-    )
     (tmp_path / "program.py").write_text(RUNS.format(program=program))
     done = run_cli([tmp_path / "program.py", tmp_path / "run", "statistics", "statistics", ""])
     assert done.returncode == 0, done.stderr[-3000:]
