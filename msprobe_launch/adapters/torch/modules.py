@@ -232,7 +232,6 @@ class ParameterGradients:
         self._local: dict[tuple[int, str], Value] = {}
         self._hooked: dict[int, weakref.ref[Tensor]] = {}
         self._waiting: dict[int, tuple[ModuleInfo, dict[str, Value], set[str]]] = {}
-        self._expected: dict[int, set[str]] = {}
 
     def watch(self, info: ModuleInfo, module: nn.Module) -> None:
         """Hook the module's own parameters, those that are not hooked yet."""
@@ -243,7 +242,7 @@ class ParameterGradients:
             if known is not None and known() is parameter:
                 continue
             self._hooked[id(parameter)] = weakref.ref(parameter)
-            self._expected.setdefault(id(info), set()).add(name)
+            info.expected.add(name)
             parameter.register_post_accumulate_grad_hook(self._hook(info, name))
 
     def _hook(self, info: ModuleInfo, name: str) -> Callable[[Tensor], None]:
@@ -266,7 +265,7 @@ class ParameterGradients:
                     self._emit(key)  # a second accumulation before the first was complete
                     entry = None
                 if entry is None:
-                    entry = self._waiting[key] = (info, {}, set(self._expected[key]))
+                    entry = self._waiting[key] = (info, {}, set(info.expected))
                 entry[1][name] = value
                 entry[2].discard(name)
                 if not entry[2]:

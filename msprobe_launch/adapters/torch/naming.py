@@ -20,13 +20,14 @@ from msprobe_launch.records.names import NameTemplate
 class ModuleInfo:
     """What is known of one module object: its names and whether its calls are ops of their own."""
 
-    __slots__ = ("compiled", "gradients", "lazy", "module", "recorded", "template")
+    __slots__ = ("compiled", "expected", "gradients", "lazy", "module", "recorded", "template")
 
     def __init__(self, module: nn.Module, template: NameTemplate, recorded: bool) -> None:
         self.module = weakref.ref(module)
         self.template = template
         self.recorded = recorded  # False for the frame of the step: a topmost module that only holds others
         self.gradients = template.parameters_grad()
+        self.expected: set[str] = set()  # parameters whose gradients are watched
         self.compiled = is_compiled(module)
         self.lazy = isinstance(module, LazyModuleMixin)
 
@@ -59,6 +60,7 @@ class ModuleNames:
         self._holders: dict[int, tuple[weakref.ref[nn.Module], weakref.ref[nn.Module]]] = {}
         self._tops: list[tuple[weakref.ref[nn.Module], str]] = []
         self.holding: list[ModuleInfo] = []  # those with parameters of their own
+        self._room = 1000  # for so many infos; then the gone ones go, of a program that makes modules in every step
 
     def held_by(self, holder: nn.Module, _name: str, module: Any) -> None:
         """Registration hook: `module` was put into `holder`. Returns None, which leaves it as it is."""
@@ -95,6 +97,8 @@ class ModuleNames:
             module = holder
 
     def _scan(self, top: nn.Module) -> None:
+        if len(self._infos) + len(self._holders) >= self._room:
+            self._forget_gone()
         prefix = self._prefix(top)
         for path, module in top.named_modules(remove_duplicate=False):
             known = self._infos.get(id(module))
@@ -105,6 +109,12 @@ class ModuleNames:
             info = self._infos[id(module)] = ModuleInfo(module, template, not frame)
             if module._parameters:
                 self.holding.append(info)
+
+    def _forget_gone(self) -> None:
+        self._infos = {key: info for key, info in self._infos.items() if info.module() is not None}
+        self._holders = {key: refs for key, refs in self._holders.items() if refs[0]() is not None}
+        self.holding = [info for info in self.holding if info.module() is not None]
+        self._room = 2 * (len(self._infos) + len(self._holders)) + 1000
 
     def _prefix(self, top: nn.Module) -> str:
         # A module made for one call (`CrossEntropyLoss()` inside a forward) leaves its name to its successor.

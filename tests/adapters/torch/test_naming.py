@@ -56,3 +56,29 @@ def test_names_are_taken_while_their_modules_live(record: Any) -> None:
         "Module.MSELoss_2.MSELoss.forward.0",
         "Module.MSELoss_2.MSELoss.forward.1",
     ]
+
+
+MADE_IN_EACH_STEP = """
+import gc, torch
+from torch import nn
+
+kept = []
+net = nn.Linear(4, 4)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(1500):
+    fresh = nn.Linear(4, 4, bias=step % 2 == 0)      # a hypernetwork's, trained by nobody
+    fresh(net(torch.ones(2, 4))).sum().backward()
+    optimizer.step()
+    kept.append(bytearray(step))  # so that modules have ever new addresses
+gc.collect()
+print(sum(type(thing).__name__ == "ModuleInfo" for thing in gc.get_objects()))
+"""
+
+
+def test_modules_that_are_gone_are_forgotten(record: Any) -> None:
+    recorded = record(MADE_IN_EACH_STEP, level="L0")
+    assert int(recorded.stdout) < 1100
+    assert recorded.mark["lost"] == {}
+    for number, step in enumerate(recorded.steps[2:], 2):
+        gradients = step["Module.Linear.Linear.parameters_grad.0"]
+        assert sorted(gradients) == (["bias", "weight"] if number % 2 == 0 else ["weight"]), number
