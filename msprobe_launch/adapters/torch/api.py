@@ -45,6 +45,7 @@ _HELPERS = (
     "torch.overrides",
     "torch._tensor",
     "torch._ops",
+    "torch._library",
     "torch.utils._contextlib",
     "msprobe_launch.",
 )
