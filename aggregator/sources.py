@@ -226,8 +226,15 @@ def _joined_runs(runs: Sequence[Run]) -> Run:
             recorded=frozenset(step for run in runs for step in run.recorded),
         )
     if not run.dumps:
-        raise NothingUsable(_nothing_recorded(run), hint="See the logs folder of the run for why its ranks ended.")
+        raise NothingUsable(_nothing_recorded(run), hint=_where_to_look(run.roots[0]))
     return run
+
+
+def _where_to_look(root: Path) -> str:
+    held = [attempt for attempt in RunLayout(root).attempts() if RunLayout(root, attempt).steps()]
+    if held:
+        return f"Attempt {held[-1]} has recorded steps: msprobe-aggregate {root} --attempt {held[-1]}"
+    return "See the logs folder of the run for why its ranks ended."
 
 
 def _nothing_recorded(run: Run) -> str:

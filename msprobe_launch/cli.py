@@ -136,6 +136,7 @@ def _columns() -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
+    _open_closed_streams()
     logger = configure("msprobe")
     try:
         return _main(list(sys.argv[1:] if argv is None else argv))
@@ -146,6 +147,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # before the ranks have started, or after
         logger.error("stopped by %s", signal_name(signal.SIGINT))
         return 128 + signal.SIGINT
+
+
+def _open_closed_streams() -> None:
+    """Standard streams that are closed lead to nowhere.
+
+    The next file to be opened would have their numbers, in each rank too, and what is printed would be written into it.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
+            os.set_inheritable(number, True)
 
 
 def _main(tokens: list[str]) -> int:
@@ -299,6 +313,8 @@ def _finish(outcome: RunOutcome, plan: LaunchPlan, memory: tuple[MemoryGroup, Me
         logger.info("probe off: nothing was injected")
     else:
         for line in roster.recorded_lines(outcome, marks, asked):
+            logger.info(line)
+        for line in roster.next_lines(outcome, marks):
             logger.info(line)
     if outcome.attempt:
         times = "once" if outcome.attempt == 1 else f"{outcome.attempt} times"

@@ -312,6 +312,8 @@ class Session:
     def _next_step(self) -> None:
         recording = self.recording
         self.end_this_step()
+        if self._done:
+            return
         self.take_orders()
         last = self.config.last_step
         if last is not None and self.step > last and not self.control.orders.more_may_come:
@@ -335,6 +337,8 @@ class Session:
         if self.opened:
             self._close_step(finish=True)
         self.manual.write(last=True)
+        if self.budget.exceeded(self.writer.bytes):
+            self._stop_at_budget()
         self.step += 1
         self.segment = Segment()
         self.gate.new_step()
@@ -356,7 +360,10 @@ class Session:
             if not self.control.poll():
                 return
         except (ConfigError, OSError) as error:
-            self.guard.lose("control.yaml", error, 0)
+            self.guard.miss(f"control.yaml is not followed: {error}".partition("\n")[0])
+            get_logger().warning(
+                "rank %d: control.yaml is not followed, recording goes on as it was: %s", self.identity.rank, error
+            )
             return
         level = self.control.orders.level or self._level
         if level is not self.config.level:

@@ -203,9 +203,11 @@ class StepWriter:
                 _write_all(handle, journal.CLOSE.encode())
             else:
                 _write_all(handle, journal.EMPTY_CLOSE.encode())
-            write_atomically(self.folder.stack, self._context.stack_json())
             with_parents = self._config.level.modules or self._config.task is Task.STRUCTURE
-            write_atomically(self.folder.construct, self._context.construct_json(with_parents=with_parents))
+            stacks, parents = self._context.stack_json(), self._context.construct_json(with_parents=with_parents)
+            write_atomically(self.folder.stack, stacks)
+            write_atomically(self.folder.construct, parents)
+            self.bytes += len(stacks) + len(parents)
             journaled = self._side is not None
             self._close()
             # Last: a reader that sees dump.json finds its companions.
@@ -302,6 +304,7 @@ class Writer:
             self.folder_of(step), self.config, self._framework, self.stacks, values, self.disk, self._guard
         )
         self._step.begin()
+        self.disk.catch_up()  # whatever ends the process now, it has begun this step
         self._flush_at = time.monotonic() + self.config.flush_seconds
 
     def values_of(self, step: int) -> ValueFiles:

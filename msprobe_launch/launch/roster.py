@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import re
+import shlex
 import signal
 import socket
 from collections.abc import Iterable, Mapping, Sequence
@@ -192,13 +193,15 @@ class Blame(IntEnum):
     SIGNAL = 0  # ended by a signal: it has had no time to be a victim
     OWN = 1  # an exception or an exit code of its own
     ABORT = 2  # SIGABRT: watchdogs of communication libraries abort victims too
-    PEER = 3  # it misses a peer
+    SILENT = 3  # it left no word at all, and another one misses a peer
+    PEER = 4  # it misses a peer
 
 
 _REASONS = {
     Blame.SIGNAL: "ended by a signal, without a word about a lost peer",
     Blame.OWN: "its failure is not about a lost peer",
     Blame.ABORT: "it aborted, and no rank of this node failed before by itself",
+    Blame.SILENT: "it ended without a word, and others miss a peer",
     Blame.PEER: "it lost a peer, and no rank of this node failed by itself",
 }
 
@@ -209,6 +212,8 @@ def _blame(worker: Worker, mark: RankMark | None) -> Blame:
         return Blame.PEER
     if worker.exit_code == -signal.SIGABRT:
         return Blame.ABORT
+    if worker.exit_code is None and not lines:
+        return Blame.SILENT
     return Blame.SIGNAL if worker.exit_code is not None and worker.exit_code < 0 else Blame.OWN
 
 
@@ -230,7 +235,15 @@ def _first(workers: Iterable[Worker], by_rank: Mapping[int, RankMark]) -> Worker
         mark = by_rank.get(worker.rank)
         return bool(worker.exit_code) or (worker.exit_code is None and mark is not None and bool(mark.exception))
 
-    failed = [worker for worker in workers if has_failed(worker) and not worker.stopped]
+    def is_silent(worker: Worker) -> bool:
+        mark = by_rank.get(worker.rank)
+        return worker.exit_code is None and mark is not None and mark.attached and not mark.finished
+
+    workers = [worker for worker in workers if not worker.stopped]
+    failed = [worker for worker in workers if has_failed(worker)]
+    if failed and all(_blame(worker, by_rank.get(worker.rank)) is Blame.PEER for worker in failed):
+        # Another launcher's ranks, whose exit codes we do not know: the peer they lost has died without a word.
+        failed += [worker for worker in workers if is_silent(worker) and worker not in failed]
     return min(failed, key=order, default=None)
 
 
@@ -312,6 +325,21 @@ def recorded_lines(outcome: RunOutcome, marks: Sequence[RankMark], asked: Number
     return lines + _stopped_lines(recorded) + _unmatched_lines(recorded)
 
 
+def next_lines(outcome: RunOutcome, marks: Sequence[RankMark]) -> list[str]:
+    """The command to type next, where anything was recorded, by an earlier attempt if not by the last."""
+    if outcome.run_dir is None:
+        return []
+    run_dir = shlex.quote(str(outcome.run_dir))
+    if any(mark.kept for mark in marks):
+        return [f"next: msprobe-aggregate {run_dir}"]
+    for attempt in reversed(range(outcome.attempt)):
+        steps = RunLayout(outcome.run_dir, attempt).steps()
+        if steps:
+            what = f"attempt {attempt} recorded steps {spans(steps)}"
+            return [f"{what}. next: msprobe-aggregate {run_dir} --attempt {attempt}"]
+    return []
+
+
 def _partial_lines(recorded: Sequence[RankMark]) -> list[str]:
     by_steps: dict[tuple[int, ...], list[int]] = {}
     for mark in recorded:
@@ -372,10 +400,10 @@ def failure_lines(outcome: RunOutcome, marks: Sequence[RankMark], first: Worker)
     lines = []
     groups: dict[str, list[int]] = {}
     for worker in outcome.last:
-        if worker is not first and (worker.stopped or worker.exit_code):
-            mark = by_rank.get(worker.rank)
+        mark = by_rank.get(worker.rank)
+        if worker is not first and (worker.stopped or worker.exit_code or (mark is not None and mark.role)):
             victim = f", a victim: {mark.reason}" if mark is not None and mark.role == "victim" else ""
-            groups.setdefault(f"{_ended(worker)}{victim}", []).append(worker.rank)
+            groups.setdefault(f"{_ended(worker, mark)}{victim}", []).append(worker.rank)
     lines += [f"{rank_list(sorted(ranks))}: {ended}" for ended, ranks in groups.items()]
     lines += _early_lines(outcome, first)
     mark = by_rank.get(first.rank)
@@ -390,7 +418,7 @@ def failure_lines(outcome: RunOutcome, marks: Sequence[RankMark], first: Worker)
     if len(outcome.last) < first.world_size and _blame(first, mark) is Blame.PEER:
         failed = "failed first on this node, for a lost peer: the first failure is another node's"
     host = socket.gethostname()
-    lines.append(f"rank {first.rank} on {host} {failed}: {_ended(first)}{step} (pid {first.pid})")
+    lines.append(f"rank {first.rank} on {host} {failed}: {_ended(first, mark)}{step} (pid {first.pid})")
     if mark is None:
         return lines
     if mark.exception:

@@ -68,7 +68,9 @@ def check_free(path: Path) -> None:
     `logs` without a word in it is what a launch leaves that failed before its ranks started: no run.
     """
     try:
-        names = sorted(os.listdir(path)) if os.path.lexists(path) else []
+        names = sorted(os.listdir(path))
+    except FileNotFoundError:
+        names = []
     except OSError as error:
         raise _unusable(path, error) from error
     logs = RunLayout(path).logs

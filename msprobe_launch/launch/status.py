@@ -29,7 +29,7 @@ class StatusLine:
 
     def __init__(self, layout: RunLayout, period: float | None) -> None:
         self._layout = layout
-        self._terminal = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
         default = TERMINAL_SECONDS if self._terminal else PLAIN_SECONDS
         self._period = default if period is None else period
         self._marks: dict[int, tuple[float, RankMark]] = {}

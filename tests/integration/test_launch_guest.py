@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -207,3 +208,25 @@ def test_on_a_terminal_the_line_is_the_last_row_and_the_scripts_lines_stay_whole
     # Every redraw of the bar is whole, and the region is given back.
     assert re.findall(r"\rbar (\d)/8", text) == [str(step) for step in range(8)]
     assert re.search(r"\x1b\[0;\d+r\x1b\[\d+;0f\x1b\[2K\x1b8(?!.*\x1b\[0;\d+r)", text, re.S)
+
+
+def test_a_closed_stderr_stops_nobody(tmp_path: Path) -> None:
+    """`2>&-`: what is opened next would get its number, and be written into."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, torch\n"
+        "net = torch.nn.Linear(2, 2)\n"
+        "net(torch.ones(1, 2)).sum().backward()\n"
+        "os.write(2, b'to stderr')\n"
+        "print('through', flush=True)\n"
+    )
+    command = shlex.join(
+        [sys.executable, "-m", "msprobe_launch", "--nproc", "1", "--run-dir", str(tmp_path / "run"), str(script)]
+    )
+    done = subprocess.run(
+        ["sh", "-c", f"{command} 2>&-"], capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path
+    )
+    assert (done.returncode, done.stdout) == (0, "through\n")
+    dump = (tmp_path / "run" / "step0" / "rank0" / "dump.json").read_text()
+    assert "to stderr" not in dump
+    assert "Functional.linear.0.forward" in json.loads(dump)["data"]

@@ -36,6 +36,7 @@ REFUSED = {
     "streams that do not exist": (["--redirects", "9", "script.py"], "torchrun's options: 9 does not match"),
     "an unknown rendezvous": (["--rdzv-backend", "nope", "script.py"], "backend 'nope' is not registered"),
     "fewer restarts than none": (["--max-restarts", "-1", "script.py"], "max_restarts must be >= 0"),
+    "a name that is too long": (["--run-dir", "d" * 256, "script.py"], "File name too long"),
     "a program that is not there": (["--no-python", "--tee", "3", "./no"], "./no cannot be started: No such file"),
     "a program without the right": (["--no-python", "./script.py"], "./script.py cannot be started: Permission d"),
     "a command that is not there": (["--backend", "command", "--", "no-srun"], "no-srun cannot be started: No such"),

@@ -135,7 +135,8 @@ def test_wrong_orders_change_nothing_and_are_said(tmp_path: Path, caplog: pytest
     step(toy)
     session.finish(clean=True)
     assert RunLayout(tmp_path).steps() == [0]
-    assert any("Did you mean 'record'?" in reason for reason in mark(tmp_path).lost)
+    assert any("Did you mean 'record'?" in reason for reason in mark(tmp_path).unseen)
+    assert mark(tmp_path).lost == {}
 
 
 def test_orders_are_read_without_a_yaml_package() -> None:
@@ -178,6 +179,20 @@ def test_the_byte_limit_stops_recording_and_is_reported(tmp_path: Path) -> None:
     assert (found.steps, found.partial_steps) == ((0, 1), (2,))
     size = sum(path.stat().st_size for path in tmp_path.rglob("*.json*") if "roster" not in path.parts)
     assert size < 20_000
+
+
+def test_the_byte_limit_holds_for_steps_that_are_smaller_than_a_flush(tmp_path: Path) -> None:
+    toy, session = start(tmp_path, max_bytes=20_000)
+    for _ in range(100):
+        step(toy)
+    session.finish(clean=True)
+    found = mark(tmp_path)
+    assert "--probe-max-bytes 20,000 is used up" in found.note
+    assert 5 < len(found.steps) < 50
+    assert found.partial_steps == ()
+    size = sum(path.stat().st_size for path in tmp_path.rglob("step*/rank0/*.json"))
+    assert found.bytes == pytest.approx(size, rel=0.1)
+    assert 20_000 <= size < 24_000
 
 
 def test_values_that_cannot_be_written_lose_themselves_only(tmp_path: Path) -> None:
