@@ -20,7 +20,8 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from msprobe_launch.records.codec import quote
+# Not from `codec`, which brings an encoder that the launcher does not need.
+quote = json.encoder.encode_basestring_ascii
 
 RECORD_END = ",\n"
 EMPTY_CLOSE = "}\n}\n"
