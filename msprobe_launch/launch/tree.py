@@ -126,7 +126,8 @@ class Tree:
                 break
             for pid in found:
                 self.members[pid] = fresh.pop(pid).start
-        self._strangers |= fresh.keys()
+        # Whose parent has gone meanwhile has another one by now, perhaps the root: it is looked at again.
+        self._strangers |= {pid for pid, stat in fresh.items() if stat_of(stat.parent) is not None}
 
     def living(self, sessions: Iterable[int] | None = None) -> dict[int, int]:
         """Members that run, by a fresh look at each; with `sessions`, those that belong to one of them."""

@@ -139,3 +139,24 @@ def test_who_handles_a_signal(started: Callable[[str], subprocess.Popen[str]]) -
     process.stdout.readline()
     assert handles(process.pid, signal.SIGTERM)
     assert not handles(process.pid, signal.SIGUSR1)
+
+
+def test_a_daemon_whose_parent_ends_while_we_look_is_no_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parent was read as the dying one, which is gone when that one is read; at the next look it is the root."""
+    daemon, dying = os.getpid(), 1 << 30
+    real = stat_of(daemon)
+    assert real is not None
+    said = dying
+
+    def told(pid: int) -> tree.Stat | None:
+        if pid == dying:
+            return None
+        return tree.Stat(real.state, said, real.session, real.start) if pid == daemon else stat_of(pid)
+
+    monkeypatch.setattr(tree, "stat_of", told)
+    looking = Tree(root=1 << 29)
+    looking.look()
+    assert daemon not in looking.members
+    said = looking.root
+    looking.look()
+    assert daemon in looking.members
