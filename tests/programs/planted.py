@@ -17,9 +17,9 @@ VOCABULARY, WIDTH, LENGTH, BATCH = 64, 32, 16, 4
 
 
 class Block(nn.Module):
-    def __init__(self, rank):
+    def __init__(self):
         super().__init__()
-        self.fault, self.rank = "none", rank
+        self.fault = "none"
         self.ln1 = nn.LayerNorm(WIDTH, eps=1e-6)
         self.ln2 = nn.LayerNorm(WIDTH, eps=1e-6)
         self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
@@ -41,17 +41,15 @@ class Block(nn.Module):
             h = F.linear(h, self.fc1.weight)
         else:
             h = self.fc1(h)
-        if self.fault == "shard" and self.rank == 1:
-            h = torch.add(h, self.fc1.bias)
         h = self.fc2(F.gelu(h))
         return (before if self.fault == "residual" else x) + h
 
 
 class Model(nn.Module):
-    def __init__(self, rank):
+    def __init__(self):
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.ModuleList(Block(rank) for _ in range(3))
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, tokens):
@@ -59,6 +57,36 @@ class Model(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
+
+
+class Summed(torch.autograd.Function):
+    """The sum over all ranks; its gradient is the same on each."""
+
+    @staticmethod
+    def forward(ctx, partial):
+        total = partial.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Sharded(nn.Module):
+    """Tensor parallel: each rank has half of fc1's rows and bias, and half of fc2's columns."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.fault, self.rank = "none", rank
+        self.norm = nn.LayerNorm(WIDTH)
+        self.fc1, self.fc2 = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x):
+        h = self.fc1(self.norm(x))
+        if self.fault == "shard" and self.rank == 1:
+            h = torch.add(h, self.fc1.bias)
+        return x + Summed.apply(self.fc2(F.gelu(h)))
 
 
 def set_fault(model, fault, initial):
@@ -88,18 +116,32 @@ def step(model, wrapped, optimizer, fault, rank, world):
     optimizer.zero_grad()
 
 
+def sharded_step(model, optimizer, fault):
+    torch.manual_seed(100)
+    model.fault = fault
+    loss = model(torch.randn(BATCH, LENGTH, WIDTH)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 def main():
     dist.init_process_group("gloo")
     torch.set_num_threads(int(os.environ.get("PLANTED_THREADS", "1")))
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    model = Model(rank)
+    model = Model()
     initial = [parameter.detach().clone() for parameter in model.parameters()]
     # A dropped bias leaves a parameter without a gradient.
     wrapped = DistributedDataParallel(model, find_unused_parameters=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    for fault in FAULTS:
-        fault = "none" if sys.argv[1] == "none" else fault
+    torch.manual_seed(1 + rank)
+    sharded = Sharded(rank)
+    optimizer = torch.optim.SGD([*model.parameters(), *sharded.parameters()], lr=1e-3)
+    for kind in FAULTS:
+        fault = "none" if sys.argv[1] == "none" else kind
+        if kind == "shard":
+            sharded_step(sharded, optimizer, fault)
+            continue
         set_fault(model, fault, initial)
         step(model, wrapped, optimizer, fault, rank, world)
     dist.destroy_process_group()
