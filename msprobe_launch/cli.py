@@ -18,9 +18,10 @@ from msprobe_launch import __version__
 from msprobe_launch.config import DataMode, Level, NumberSet, ProbeConfig, StepOn, SummaryMode, Task, WhenFull
 from msprobe_launch.config_sources import ENV_PREFIX, SETTINGS, Resolved, resolve
 from msprobe_launch.errors import ConfigError, ProbeError, UsageError, near_miss
-from msprobe_launch.launch import roster
+from msprobe_launch.launch import choice, roster
 from msprobe_launch.launch.base import Launcher, LaunchPlan, RunOutcome
-from msprobe_launch.launch.commandline import OptionTable, cut, leading, refusing
+from msprobe_launch.launch.choice import Choice
+from msprobe_launch.launch.commandline import CommandLine, OptionTable, cut, leading, refusing
 from msprobe_launch.launch.rundir import check_bench, default_run_dir
 from msprobe_launch.launch.settings import VARIABLES, ExitCode, add_options, resolve_settings
 from msprobe_launch.launch.text import show, signal_name
@@ -34,12 +35,13 @@ if TYPE_CHECKING:
 EXIT_NOT_RECORDED = 70
 
 _CONFIG_VARIABLE = f"{ENV_PREFIX}CONFIG"
-_BACKENDS = ("auto", "torchrun", "command")
+_BACKENDS = ("auto", "torchrun", "msrun", "command")
 
 _USAGE = "msprobe-launch [options] SCRIPT [arguments]"
 _EPILOG = """\
 All options of the installed torchrun are accepted, in both
-spellings (torchrun --help lists them), and PET_* variables.
+spellings (torchrun --help lists them), and PET_* variables;
+for MindSpore those of the installed msrun (msrun --help).
 Everything after SCRIPT belongs to the script.
 
 Each --probe-NAME can be set by MSPROBE_LAUNCH_NAME as well.
@@ -68,7 +70,7 @@ def own_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="msprobe-launch",
         usage=_USAGE,
-        description="Start a distributed training as torchrun does,\nand record what every rank computes.",
+        description="Start a distributed training as torchrun or msrun does,\nand record what every rank computes.",
         epilog=_EPILOG,
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=20, width=_columns()),
         add_help=False,
@@ -81,9 +83,14 @@ def own_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("-h", "--help", action="store_true", help="show this and exit")
     add("--version", action="store_true", help="show the version and exit")
-    add("--nproc", metavar="N", help="ranks on this node, short for --nproc-per-node N")
+    add("--nproc", metavar="N", help="ranks on this node: --nproc-per-node N, or msrun's two worker numbers")
     add("--run-dir", metavar="DIR", help="where the run is recorded; new or empty (default: msprobe_runs/TIME-SCRIPT)")
-    add("--backend", choices=_BACKENDS, default="auto", help="torchrun (auto), or command: another launcher does it")
+    add(
+        "--backend",
+        choices=_BACKENDS,
+        default="auto",
+        help="auto: the framework that SCRIPT imports, torchrun, msrun, or command: another launcher does it",
+    )
     add("--dry-run", action="store_true", help="show what would be started, with which settings, and exit")
     add("--info", action="store_true", help="check whether recording will work here, and exit")
     add("--probe-config", metavar="FILE", help="settings in msprobe's config.json format, or the same in YAML")
@@ -181,8 +188,7 @@ def _main(tokens: list[str]) -> int:
     given = parser.parse_args(leading(tokens, table))
     if given.info:
         return _info(given)  # before a framework is imported, which is what may be amiss
-    launcher = _launcher(given.backend)
-    line = cut(tokens, table, OptionTable(launcher.parser()))
+    launcher, line, chosen = _launcher(given.backend, tokens, table)
     given = parser.parse_args(line.ours)
     if given.help or given.version:
         return _main(["--help" if given.help else "--version"])
@@ -194,12 +200,15 @@ def _main(tokens: list[str]) -> int:
         raise UsageError("the script's name is empty. Is it a variable that is not set?", hint=f"usage: {_USAGE}")
     if (given.backend == "command") != (launcher.name == "command"):
         raise UsageError("--backend command knows no options of torchrun, and stands before all others.")
+    if given.backend not in ("auto", launcher.name):  # it stood behind an option that is not ours
+        launcher, line, chosen = _launcher(given.backend, tokens, table)
     started = datetime.now(timezone.utc).astimezone()
     resolved = _resolved(given, os.environ, line.target[0], started)
     settings, sources = resolve_settings(given, os.environ)
     if given.nproc is not None and launcher.name == "command":
         raise UsageError("--nproc says how many ranks we start; with --backend command the command starts them.")
-    options = [*_nproc(given.nproc, line.backend), *line.backend]
+    numbers = _workers if launcher.name == "msrun" else _nproc
+    options = [*numbers(given.nproc, line.backend), *line.backend]
     plan = LaunchPlan(
         options=tuple(options),
         target=line.target,
@@ -211,8 +220,10 @@ def _main(tokens: list[str]) -> int:
     if given.dry_run:
         from msprobe_launch.launch import dryrun
 
-        show(dryrun.lines(plan, launcher, {**resolved.sources, **sources}))
+        show(dryrun.lines(plan, launcher, {**resolved.sources, **sources}, chosen))
         return 0
+    if chosen is not None and (chosen.is_guess or launcher.name == "msrun"):
+        get_logger().info("backend %s", chosen.text)
     from msprobe_launch.launch.memory import MemoryGroup
     from msprobe_launch.launch.supervision import Supervision
 
@@ -244,24 +255,71 @@ def _info(given: argparse.Namespace) -> int:
     return 1 if any(check.works is False for check in found) else 0
 
 
-def _launcher(backend: str) -> Launcher:
+def _launcher(backend: str, tokens: Sequence[str], ours: OptionTable) -> tuple[Launcher, CommandLine, Choice | None]:
+    """The backend, the command line as it reads it, and where it was left to us, why it is this one."""
+    if backend != "auto":
+        launcher = _of_name(backend)
+        return launcher, cut(tokens, ours, OptionTable(launcher.parser())), None
+    present = choice.installed()
+    if "mindspore" not in present:
+        # The usual case pays for nothing: torchrun's parser is needed in any case.
+        launcher = _of_name("torchrun")
+        line = cut(tokens, ours, OptionTable(launcher.parser()))
+        if present and choice.needs_only(line.target, "mindspore"):
+            _of_name("msrun").parser()  # which says that MindSpore is not there
+        return launcher, line, None
+    msrun = _of_name("msrun")
+    table = OptionTable(msrun.parser())
+    try:
+        # An option that both have takes a value in both, so the script's name is the same one to both.
+        line = cut(tokens, ours, table)
+    except UsageError:
+        if "torch" not in present or choice.own_option(tokens, table.names):
+            raise
+        chosen = Choice("torchrun", "an option is not msrun's")
+    else:
+        chosen = choice.choose(line.target, present, choice.own_option(line.backend, table.names))
+        if chosen.backend == "msrun":
+            return msrun, line, chosen
+    launcher = _of_name(chosen.backend)
+    return launcher, cut(tokens, ours, OptionTable(launcher.parser())), chosen
+
+
+def _of_name(backend: str) -> Launcher:
     if backend == "command":
         from msprobe_launch.launch.command import CommandLauncher
 
         return CommandLauncher()
+    if backend == "msrun":
+        from msprobe_launch.launch.msrun import MsrunLauncher
+
+        return MsrunLauncher()
     from msprobe_launch.launch.torchrun import TorchrunLauncher
 
     return TorchrunLauncher()
 
 
 def _nproc(nproc: str | None, backend: Sequence[str]) -> list[str]:
-    if nproc is None:
-        return []
+    """torchrun's words for --nproc."""
     names = ("--nproc-per-node", "--nproc_per_node")
+    return [] if nproc is None or _says_twice(nproc, names, backend) else [names[0], nproc]
+
+
+def _workers(nproc: str | None, backend: Sequence[str]) -> list[str]:
+    """msrun's words for --nproc: ranks on this node, which are all there are unless --worker_num says more."""
+    if nproc is None or _says_twice(nproc, ("--local_worker_num",), backend):
+        return []
+    names = {token.partition("=")[0] for token in backend}
+    total = [] if "--worker_num" in names else ["--worker_num", nproc]
+    return [*total, "--local_worker_num", nproc]
+
+
+def _says_twice(nproc: str, names: Sequence[str], backend: Sequence[str]) -> bool:
+    """False, or UsageError where an option of the backend's says as well how many ranks there are."""
     twice = next((token for token in backend if token.partition("=")[0] in names), None)
     if twice is not None:
         raise UsageError(f"--nproc {nproc} and {twice} both say how many ranks to start. Leave out one of them.")
-    return [names[0], nproc]
+    return False
 
 
 def _resolved(given: argparse.Namespace, environ: Mapping[str, str], script: str, started: datetime) -> Resolved:
@@ -284,7 +342,7 @@ def _manifest(tokens: Sequence[str], script: str, backend: str, started: datetim
     from importlib import metadata
 
     versions = {"python": platform.python_version(), "msprobe_launch": __version__}
-    for package in ("torch", "numpy"):
+    for package in ("torch", "mindspore", "numpy"):
         try:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

@@ -84,11 +84,14 @@ class OptionTable:
         return None if action is None else _Match(token, action, has_value=False)
 
 
-def refusing(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """The parser, made to raise UsageError where argparse would print all its options and end the process."""
+def refusing(parser: argparse.ArgumentParser, of: str = "torchrun") -> argparse.ArgumentParser:
+    """The parser, made to raise UsageError where argparse would print all its options and end the process.
+
+    `of` is the launcher whose options may have been meant.
+    """
 
     def error(message: str) -> NoReturn:
-        raise UsageError(message[:1].lower() + message[1:], hint="See msprobe-launch --help, torchrun --help.")
+        raise UsageError(message[:1].lower() + message[1:], hint=f"See msprobe-launch --help, {of} --help.")
 
     parser.error = error  # type: ignore[method-assign]
     return parser

@@ -9,21 +9,26 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 
 from msprobe_launch.launch.base import Launcher, LaunchPlan
+from msprobe_launch.launch.choice import Choice
 from msprobe_launch.launch.rundir import check_free
 
 # What an empty value of a filter lets through; of all other settings it means that there is none.
 _EMPTY = {"steps": "all", "ranks": "all", "scope": "all", "list": "all"}
 
 
-def lines(plan: LaunchPlan, launcher: Launcher, sources: Mapping[str, str]) -> Iterator[str]:
+def lines(
+    plan: LaunchPlan, launcher: Launcher, sources: Mapping[str, str], choice: Choice | None = None
+) -> Iterator[str]:
     """The plan in lines. `sources` maps a field to the file's key, the variable or the flag that set it.
+
+    `choice` says why it is this backend, where there was a choice.
 
     Raises ProbeError where the launch would be refused.
     """
     described = launcher.describe(plan)
     if plan.config is not None:
         check_free(plan.config.run_dir)
-    yield f"backend: {launcher.name}"
+    yield f"backend: {launcher.name if choice is None else choice.text}"
     yield from described
     if plan.config is None:
         yield f"probe off ({sources.get('off', 'default')}): nothing is injected"

@@ -6,10 +6,12 @@ import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from msprobe_launch.config_sources import ENV_PREFIX, truth
 from msprobe_launch.errors import ConfigError, near_miss
+
+_E = TypeVar("_E", bound=Enum)
 
 
 class ExitCode(str, Enum):
@@ -17,6 +19,13 @@ class ExitCode(str, Enum):
 
     RANK = "rank"
     TORCHRUN = "torchrun"
+
+
+class Msrun(str, Enum):
+    """Who starts MindSpore's processes: we do as msrun would, or the installed msrun."""
+
+    OWN = "own"
+    EXEC = "exec"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +41,7 @@ class LaunchSettings:
     hang_timeout: float | None = None
     hang_kill: bool = False
     rank_variable: str | None = None
+    msrun: Msrun = Msrun.OWN
 
 
 def _seconds(text: str) -> float:
@@ -45,10 +55,18 @@ def _seconds(text: str) -> float:
 
 
 def _exit_code(text: str) -> ExitCode:
+    return _one_of(ExitCode, text)
+
+
+def _msrun(text: str) -> Msrun:
+    return _one_of(Msrun, text)
+
+
+def _one_of(kinds: type[_E], text: str) -> _E:
     try:
-        return ExitCode(text)
+        return kinds(text)
     except ValueError:
-        known = [kind.value for kind in ExitCode]
+        known = [kind.value for kind in kinds]
         raise ValueError(f"unknown value '{text}'.{near_miss(text, known)} Known: {', '.join(known)}.") from None
 
 
@@ -61,6 +79,7 @@ FIELDS: dict[str, Callable[[str], Any]] = {
     "hang_timeout": _seconds,
     "hang_kill": truth,
     "rank_variable": str,
+    "msrun": _msrun,
 }
 VARIABLES = {field: f"{ENV_PREFIX}{field.upper()}" for field in FIELDS}
 
@@ -74,6 +93,7 @@ def add_options(add: Callable[..., Any], exit_not_recorded: int) -> None:
     add("--probe-hang-timeout", metavar="S", help="no step for S seconds: say who waits where (default: never)")
     add("--probe-hang-kill", action="store_true", help="and end the job then")
     add("--probe-rank-variable", metavar="NAME", help="--backend command: the variable that numbers the ranks")
+    add("--probe-msrun", metavar="WHO", help="exec: the installed msrun starts the ranks (default: own)")
 
 
 def resolve_settings(given: argparse.Namespace, environ: Mapping[str, str]) -> tuple[LaunchSettings, dict[str, str]]:
