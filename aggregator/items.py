@@ -105,6 +105,7 @@ class Columns:
         self._md5 = _Texts()
         self._data_name = _Texts()
         self._value = _Texts()
+        self._placement = _Texts()
 
     # -- one record
 
@@ -200,6 +201,9 @@ class Columns:
             self._md5.add(len(self._names) - 1, item["md5"] if isinstance(item["md5"], str) else _NO_CHECKSUM)
         if "data_name" in item and isinstance(item["data_name"], str):
             self._data_name.add(len(self._names) - 1, item["data_name"])
+        if "placements" in item:
+            said = [item.get("device_mesh"), item["placements"], item.get("global_shape")]
+            self._placement.add(len(self._names) - 1, json.dumps(said))
 
     def _plain(self, name: str, item: dict[str, Any], keyword: str) -> None:
         value = item.get("value")
@@ -319,6 +323,7 @@ class Columns:
         columns["md5"] = self._md5.column(height).cast(pa.string())
         columns["value"] = self._value.column(height)
         columns["data_name"] = self._data_name.column(height).cast(pa.string())
+        columns["placement"] = self._placement.column(height)
         return pa.table(columns)
 
     def op_table(self, parents: dict[str, str | None], sharing: dict[str, int]) -> pa.Table:

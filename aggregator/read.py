@@ -50,6 +50,7 @@ class RankDump:
         md5             string       the recorded checksum, or the CRC-32 of a plain value's text as msprobe makes it
         value           string, dictionary-encoded; what a value holds beyond its cells (slice bounds, a peer), or null
         data_name       string       name of the file with the tensor's values (task tensor), or null
+        placement       string, dictionary-encoded; of a DTensor the JSON of [device mesh, placements, global shape]
 
     `ops`: name (string), parent (string, null where unknown), stack (int32 into `stacks`, -1 for none), recompute
     (bool: a call that activation checkpointing ran again).
