@@ -116,6 +116,13 @@ def _path(text: str) -> Path:
     return Path(text)
 
 
+def _number_text(text: str) -> NumberSet:
+    """Numbers and ranges; an empty text (`--probe-steps "$UNSET"`) would silently be all of them."""
+    if not text.strip(" ,"):
+        raise ValueError("must not be empty; where it is left out, all are meant.")
+    return NumberSet.parse(text)
+
+
 def _texts(value: object) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
         raise ValueError(f'must be a list of texts such as ["conv2d"], not {json.dumps(value)}.')
@@ -152,8 +159,8 @@ _TOP = (
     Setting("run_dir", "dump_path", _path, lambda v: _path(_text(v))),
     Setting("level", "level", lambda t: _member(Level, t), lambda v: _member(Level, _text(v))),
     Setting("task", "task", lambda t: _member(Task, t), lambda v: _member(Task, _text(v))),
-    Setting("steps", "step", NumberSet.parse, _numbers),
-    Setting("ranks", "rank", NumberSet.parse, _numbers),
+    Setting("steps", "step", _number_text, _numbers),
+    Setting("ranks", "rank", _number_text, _numbers),
     Setting("step_on", "step_on", lambda t: _member(StepOn, t), lambda v: _member(StepOn, _text(v))),
     Setting("eval", "eval", truth, _bool),
     Setting("bench", "bench", _path, lambda v: _path(_text(v))),

@@ -65,7 +65,8 @@ def _folders(path: Path) -> list[Path]:
 def check_free(path: Path) -> None:
     """Raise RunDirectoryError where `path` cannot become a run directory, as far as can be seen without making it.
 
-    `logs` without a word in it is what a launch leaves that failed before its ranks started: no run.
+    `logs` without a word in it and the manifest's lock are what a launch leaves that failed before its ranks started:
+    no run.
     """
     try:
         names = sorted(os.listdir(path))
@@ -73,8 +74,9 @@ def check_free(path: Path) -> None:
         names = []
     except OSError as error:
         raise _unusable(path, error) from error
-    logs = RunLayout(path).logs
-    taken = next((name for name in names if name != logs.name or _holds_data(logs)), None)
+    layout = RunLayout(path)
+    of_no_run = {layout.manifest_lock.name} | (set() if _holds_data(layout.logs) else {layout.logs.name})
+    taken = next((name for name in names if name not in of_no_run), None)
     if taken is not None:
         raise _taken(path, f"it holds {taken}")
 

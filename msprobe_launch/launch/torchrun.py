@@ -84,6 +84,7 @@ class TorchrunLauncher:
         threads = os.environ.get("OMP_NUM_THREADS")
         try:
             config, program, arguments = torchrun.config_from_args(read)
+            _check_script(args)
         except Exception as error:  # whatever torch finds wrong
             raise _refusal(error, plan) from error
         finally:
@@ -112,7 +113,7 @@ class TorchrunLauncher:
         failed = False
         failure: Exception | None = None
         try:
-            with run.watched():
+            with run.watched(args):
                 record(torchrun.run)(args)
         except ChildFailedError:
             failed = True  # `run` has seen which workers, and more exactly
@@ -169,7 +170,7 @@ class _Run:
             discard(RunLayout(self.run_dir), self._made)
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
+    def watched(self, args: argparse.Namespace) -> Iterator[None]:
         """Stand in torch's seams for the time of the launch."""
         from torch.distributed import run as torchrun
         from torch.distributed.launcher import api
@@ -177,6 +178,7 @@ class _Run:
         launch, agent = torchrun.elastic_launch, api.LocalElasticAgent
 
         def elastic_launch(config: Any, entrypoint: Any) -> Any:
+            _check_script(args)
             if config.log_line_prefix_template is None:
                 config.log_line_prefix_template = line_prefix()
             if self._config is not None:
@@ -257,6 +259,15 @@ class _Run:
                     self.workers[first:] = self._supervision.ended(self.workers[first:])
 
         processes.close = watched_close
+
+
+def _check_script(args: argparse.Namespace) -> None:
+    """Raise UsageError where there is no script. Python would say so once per rank, after the nodes have met."""
+    if not (args.module or args.no_python or os.path.exists(args.training_script)):
+        raise UsageError(
+            f"{args.training_script}: there is no such file, seen from {os.getcwd()}.",
+            hint="For a module: -m NAME. For a program that is no Python script: --no-python NAME.",
+        )
 
 
 def _watching_agent(agent: type, run: _Run) -> type:

@@ -64,9 +64,11 @@ def two_nodes(tmp_path: Path, code: str, *options: str, run_dirs: tuple[str, str
 @pytest.mark.slow
 def test_a_restart_on_two_nodes_with_separate_run_directories(tmp_path: Path) -> None:
     """c10d; rank 1's failure restarts both, and the aggregator reads both nodes' last attempts together."""
-    # The rank that goes down leaves a trace, as torch's restart count differs between the two nodes afterwards.
-    code = "if not os.path.exists('failed'):\n    if rank == 1:\n        open('failed', 'w').close()\n"
-    code += "        sys.exit(3)\n    time.sleep(600)\n"
+    # Each rank leaves a trace, as torch's restart count differs between the two nodes afterwards. Rank 1 goes down only
+    # once rank 0 is there: a node whose rank has ended well cannot be asked to restart it.
+    code = "mine = f'seen{rank}'\nif not os.path.exists(mine):\n    open(mine, 'w').close()\n"
+    code += "    while not os.path.exists('seen0'):\n        time.sleep(0.1)\n"
+    code += "    if rank == 1:\n        sys.exit(3)\n    time.sleep(600)\n"
     two_nodes(tmp_path, code, "--max-restarts", "1", run_dirs=("a", "b"))
     found: dict[tuple[int, int], RankMark] = {}
     for name in ("a", "b"):

@@ -54,6 +54,7 @@ pytest_torch = pytest.mark.torch
         (["--nproc", "2"], "no script was named."),
         (["--nproc", "2", "--nproc_per_node=4", "t.py"], "Leave out one of them."),
         (["--probe-level", "L7", "t.py"], "--probe-level: unknown value 'L7'."),
+        (["--probe-steps", "", "t.py"], "--probe-steps: must not be empty; where it is left out, all are meant."),
         (["--probe-config", "no.json", "t.py"], "no.json: cannot be read: No such file or directory"),
         (["--run-path", "--run-dir", "new", "/t.py"], "--run-path runs the script inside a process"),
         (["--nnodes", "two", "--run-dir", "new", "t.py"], "torchrun's options: invalid literal"),
@@ -101,6 +102,7 @@ def test_dry_run_shows_command_environment_and_where_each_setting_came_from(
     monkeypatch.setenv("PET_MAX_RESTARTS", "2")
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    Path("t.py").touch()
     Path("probe.yaml").write_text("task: structure\nstep: [7]\nstructure:\n  list: [linear]\n")
     argv = ["--dry-run", "--nproc", "2", "--probe-config", "probe.yaml", "--run-dir", "r", "--probe-level", "mix"]
     argv += ["--probe-hang-timeout", "30", "t.py", "a b"]
@@ -137,7 +139,7 @@ def test_dry_run_shows_command_environment_and_where_each_setting_came_from(
     rest -= {"level", "steps", "task", "list", "run_dir", "strict", "hang_timeout"}
     assert set(shown) == rest
     assert {source for _, source in shown.values()} == {"default"}
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["probe.yaml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["probe.yaml", "t.py"]
     assert "OMP_NUM_THREADS" not in os.environ
 
 
@@ -151,17 +153,19 @@ def test_dry_run_of_another_launcher_and_of_the_control_run(
     out = capsys.readouterr().out
     assert out.startswith("backend: command\ncommand: sh -c 'python t.py'\nranks: those that the command numbers\n")
     assert f"  {variables.CONFIG}=" in out
+    Path("t.py").touch()
     assert main(["--dry-run", "--probe-off", "t.py"]) == 0
     out = capsys.readouterr().out
     assert "probe off (--probe-off): nothing is injected" in out
     assert variables.CONFIG not in out
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["t.py"]
 
 
 @pytest_torch
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
+        (["no-such.py"], "no-such.py: there is no such file, seen from "),
         (["--nproc", "many", "t.py"], "Unsupported nproc_per_node value: many"),
         (["--redirects", "9", "t.py"], "torchrun's options: 9 does not match"),
         (["--backend", "command", "no-such-launcher"], "there is no such command"),
@@ -178,6 +182,7 @@ def test_dry_run_refuses_what_a_launch_would(
 ) -> None:
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
+    Path("t.py").touch()
     Path("taken").mkdir()
     Path("taken/file").touch()
     assert main(["--dry-run", *argv]) == 2
