@@ -22,15 +22,25 @@ class RankProcess:
     """This process as the launcher numbered it, before and after a framework is imported.
 
     The numbers are read once: a script may change RANK for a job of its own. A forked child inherits this object and
-    is not the rank; `pid` tells the two apart.
+    is not the rank; `pid` tells the two apart. `rank` is -1 until the framework has numbered a process that nobody else
+    numbers: nothing can be said of it before.
     """
 
-    def __init__(self, config: str, rank: int, local_rank: int, world_size: int, attempt: int) -> None:
+    def __init__(
+        self,
+        config: str,
+        rank: int,
+        local_rank: int,
+        world_size: int,
+        attempt: int,
+        frameworks: tuple[str, ...] = FRAMEWORKS,
+    ) -> None:
         self.config = config
         self.rank = rank
         self.local_rank = local_rank
         self.world_size = world_size
         self.attempt = attempt
+        self.frameworks = frameworks
         self.pid = os.getpid()
         self.seen = False
         self.has_warned = False
@@ -44,26 +54,40 @@ class RankProcess:
     def is_this_process(self) -> bool:
         return os.getpid() == self.pid
 
+    @property
+    def name(self) -> str:
+        """What stands before our lines on its stderr."""
+        return f"msprobe rank {self.rank}" if self.rank >= 0 else f"msprobe worker {self.local_rank}"
+
+    @property
+    def is_known_rank(self) -> bool:
+        return self.is_this_process and self.rank >= 0
+
     def on_import(self, framework: str) -> None:
         """A framework has just been imported: start to record. Never raises."""
         if not self.is_this_process:
             return
         self.seen = True
-        self._guarded("attach", framework)
+        self._guarded("attach" if self.rank >= 0 else "attach_later", framework)
+
+    def on_numbered(self, framework: str) -> None:
+        """The framework knows this process's rank by now: start to record. Never raises."""
+        if self.is_this_process and self.rank < 0:
+            self._guarded("attach_numbered", framework)
 
     def on_exception(self, exception: BaseException) -> None:
         """An exception is about to end this process: keep it for the roster. Never raises."""
-        if self.is_this_process and not _imports_would_hide(exception):
+        if self.is_known_rank and not _imports_would_hide(exception):
             self._guarded("keep_exception", exception)
 
     def on_thread_exception(self, exception: BaseException) -> None:
         """An exception has ended a thread of this process: keep the first for the roster. Never raises."""
-        if self.is_this_process and not self.thread_exception:
+        if self.is_known_rank and not self.thread_exception:
             self._guarded("keep_thread_exception", exception)
 
     def on_exit(self) -> None:
         """Runs last of all exit functions, as it was registered first. Never raises."""
-        if self.is_this_process:
+        if self.is_known_rank:
             # Python keeps the exception that ended it, also from whoever replaced sys.excepthook.
             last = getattr(sys, "last_value", None)
             if not _imports_would_hide(last):
@@ -77,7 +101,7 @@ class RankProcess:
         except Exception as error:  # noqa: BLE001  # a guest never stops the training
             if not self.has_warned:
                 self.has_warned = True
-                sys.stderr.write(f"[msprobe rank {self.rank}] {function} failed, the training goes on: {error!r}\n")
+                sys.stderr.write(f"[{self.name}] {function} failed, the training goes on: {error!r}\n")
 
 
 def activate(site: str) -> None:
@@ -94,17 +118,20 @@ def activate(site: str) -> None:
         environ.pop("PYTHONPATH", None)
     else:
         environ["PYTHONPATH"] = pythonpath
+    # A worker of MindSpore's may import torch as well, to read a checkpoint say, and be none of its ranks.
+    is_mindspores = source[0] in ("MS_NODE_ID", "")
     process = RankProcess(
         config,
-        rank=int(rank),
+        rank=int(rank) if source[0] else -1,
         local_rank=int(local_rank or "0"),
         world_size=int(world_size or "1"),
         attempt=int(ours[ATTEMPT] or environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        frameworks=tuple(name for name in FRAMEWORKS if name == "mindspore" or not is_mindspores),
     )
     process.answers_hang = ours[HANG] is not None
     atexit.register(process.on_exit)
     chain_excepthook(process.on_exception)
-    FrameworkFinder(FRAMEWORKS, process.on_import).install()
+    FrameworkFinder(process.frameworks, process.on_import).install()
 
 
 def _imports_would_hide(exception: object) -> bool:

@@ -15,7 +15,6 @@ from typing import Any
 
 from msprobe_launch.bootstrap.activate import RankProcess
 from msprobe_launch.bootstrap.exceptions import describe
-from msprobe_launch.bootstrap.importing import FRAMEWORKS
 from msprobe_launch.config import ProbeConfig
 from msprobe_launch.errors import UnreadableInput
 from msprobe_launch.records.layout import RunLayout
@@ -58,6 +57,23 @@ def attach(process: RankProcess, framework: str) -> None:
         _say(process, f"not recorded, the training goes on: {type(error).__name__}: {error} ({place})")
         note = f"recording could not start: {type(error).__name__}: {error} ({place})"
         save(path, dataclasses.replace(mark, note=note))
+
+
+def attach_later(process: RankProcess, framework: str) -> None:
+    """Attach as soon as the framework has numbered this process, if ever."""
+    from msprobe_launch.bootstrap import numbering
+
+    numbering.wait(process, framework)
+
+
+def attach_numbered(process: RankProcess, framework: str) -> None:
+    """Attach with the rank that the framework knows by now."""
+    from msprobe_launch import adapters
+
+    known = adapters.known_rank(framework)
+    if known is not None:
+        process.rank, process.world_size = known
+        attach(process, framework)
 
 
 def keep_exception(process: RankProcess, exception: BaseException) -> None:
@@ -109,10 +125,10 @@ def leave(process: RankProcess, exception: BaseException | None) -> None:
 
 def _why_unseen(process: RankProcess) -> str:
     program = os.path.basename(sys.argv[0]) if getattr(sys, "argv", None) else "this process"
-    loaded = [name for name in FRAMEWORKS if name in sys.modules]
+    loaded = [name for name in process.frameworks if name in sys.modules]
     if loaded and not process.seen:
         return f"{program or 'this process'} imported {loaded[0]} through an import hook that passes ours by"
-    return f"{program or 'this process'} never imported {' or '.join(FRAMEWORKS)}"
+    return f"{program or 'this process'} never imported {' or '.join(process.frameworks)}"
 
 
 def _path(process: RankProcess, config: ProbeConfig) -> Path:
@@ -180,4 +196,4 @@ def _alive(pid: int) -> bool:
 
 def _say(process: RankProcess, text: str) -> None:
     process.has_warned = True
-    sys.stderr.write(f"[msprobe rank {process.rank}] {text}\n")
+    sys.stderr.write(f"[{process.name}] {text}\n")

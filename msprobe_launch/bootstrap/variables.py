@@ -31,8 +31,12 @@ RANK_SOURCES = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),  # MPICH, Intel MPI
     ("PMIX_RANK", "", ""),  # PMIx
     ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),  # srun
-    ("MS_NODE_ID", "MS_WORKER_NUM", ""),  # MindSpore's msrun
+    ("MS_NODE_ID", "MS_WORKER_NUM", "DEVICE_ID"),  # MindSpore's msrun
+    ("RANK_ID", "RANK_SIZE", "DEVICE_ID"),  # MindSpore without a scheduler: a rank table, a simulation
 )
+# A worker of MindSpore's cluster that MindSpore will number when it joins. What RANK_ID says until then is not its own:
+# msrun leaves the scheduler's 0 there.
+NUMBERED_LATER = ("", "MS_WORKER_NUM", "DEVICE_ID")
 
 
 def numbers(environ: Mapping[str, str], source: tuple[str, str, str]) -> str:
@@ -41,11 +45,20 @@ def numbers(environ: Mapping[str, str], source: tuple[str, str, str]) -> str:
 
 
 def rank_source(environ: Mapping[str, str]) -> tuple[str, str, str] | None:
-    """The names (rank, world size, local rank) that number this process, or None where nothing does."""
-    if environ.get("MS_ROLE") == "MS_SCHED":
+    """The names (rank, world size, local rank) that number this process, or None where nothing does.
+
+    The first name is empty for a process that MindSpore will number.
+    """
+    role = environ.get("MS_ROLE")
+    if role == "MS_SCHED":
         return None  # msrun's scheduler runs the script as well
     named = environ.get(RANK_FROM)
     inherited = environ.get(INHERITED, "").split(",")
+    if role == "MS_WORKER" and not named:
+        # Any text may tell nodes of a cluster apart; only msrun's is the rank.
+        if not environ.get("MS_NODE_ID", "").isdigit():
+            return NUMBERED_LATER
+        named = "MS_NODE_ID"
     for source in RANK_SOURCES:
         if source[0] not in environ or (named and source[0] != named):
             continue

@@ -323,7 +323,9 @@ class _Run:
 
     def _is_same_launch(self, layout: RunLayout, there: Manifest) -> bool:
         ours = self.job.manifest
-        same = all(getattr(there, name) == getattr(ours, name) for name in ("backend", "script", "world_size", "nnodes"))
+        same = all(
+            getattr(there, name) == getattr(ours, name) for name in ("backend", "script", "world_size", "nnodes")
+        )
         try:
             age = (datetime.now(timezone.utc) - datetime.fromisoformat(there.started)).total_seconds()
         except (ValueError, TypeError):

@@ -336,5 +336,3 @@ def _launch_real(plan: LaunchPlan, asked: _Asked, supervision: Supervision) -> R
     manifest = dataclasses.replace(plan.manifest, world_size=asked.world_size)
     command = dataclasses.replace(plan, options=options, target=tuple(_real_command(plan, asked)), manifest=manifest)
     return CommandLauncher().launch(command, supervision)
-
-

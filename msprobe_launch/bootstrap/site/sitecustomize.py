@@ -13,7 +13,7 @@ def _see_to_the_rank() -> None:
     sys.path[:] = [entry for entry in sys.path if entry != site]
     sys.path_importer_cache.pop(site, None)
     # The launcher's configuration and something that may be a rank's number, or this is some other process.
-    could_number = ("RANK", "SLURM_PROCID", "MS_NODE_ID", "MSPROBE_RANK_FROM")
+    could_number = ("RANK", "SLURM_PROCID", "MS_NODE_ID", "MS_ROLE", "RANK_ID", "MSPROBE_RANK_FROM")
     if "MSPROBE_RANK_CONFIG" not in os.environ or not any(name.endswith(could_number) for name in os.environ):
         return
     # Our package as the launcher runs it, also where this interpreter has none of its own.
