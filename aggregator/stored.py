@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,25 +49,42 @@ def metrics(
     target: Path, bench: Path, names: pa.Array, bench_names: pa.Array, matched: npt.NDArray[np.bool_]
 ) -> StoredMetrics:
     """Compare the files of all rows; `target` and `bench` are the folders that hold them (dump_tensor_data)."""
-    height = len(matched)
-    values = np.full((height, len(TENSOR_METRICS)), np.nan)
-    words: list[list[str | None]] = [[tensors.UNSUPPORTED] * height for _ in TENSOR_METRICS]
-    off, worst = np.full(height, np.nan), np.full(height, np.nan)
     known: dict[tuple[Any, Any], tensors.TensorMetrics] = {}
-    reasons: Counter[str] = Counter()
-    first: dict[str, str] = {}
     both = matched & names.is_valid().to_numpy(zero_copy_only=False)
     both &= bench_names.is_valid().to_numpy(zero_copy_only=False)
     rows = np.flatnonzero(both)
     chosen = pa.array(rows)
-    for row, name, bench_name in zip(
-        rows.tolist(), names.take(chosen).to_pylist(), bench_names.take(chosen).to_pylist(), strict=True
-    ):
+    pairs = dict(
+        zip(
+            rows.tolist(),
+            zip(names.take(chosen).to_pylist(), bench_names.take(chosen).to_pylist(), strict=True),
+            strict=True,
+        )
+    )
+
+    def compared(row: int) -> tensors.TensorMetrics:
+        name, bench_name = pairs[row]
         paths = _path(target, name), _path(bench, bench_name)
         key = _identity(paths[0]), _identity(paths[1])
         found = known.get(key)
         if found is None:
             found = known[key] = _compared(*paths)
+        return found
+
+    return collected(len(matched), rows, compared)
+
+
+def collected(
+    height: int, rows: npt.NDArray[np.int64], compared: Callable[[int], tensors.TensorMetrics]
+) -> StoredMetrics:
+    """The columns, of what `compared` says of each of the rows that have values on both sides."""
+    values = np.full((height, len(TENSOR_METRICS)), np.nan)
+    words: list[list[str | None]] = [[tensors.UNSUPPORTED] * height for _ in TENSOR_METRICS]
+    off, worst = np.full(height, np.nan), np.full(height, np.nan)
+    reasons: Counter[str] = Counter()
+    first: dict[str, str] = {}
+    for row in rows.tolist():
+        found = compared(row)
         if found.reason:
             kind = found.reason.partition(":")[0] + " " + found.reason.rpartition(" is ")[2].partition(" ")[0]
             reasons[kind] += 1

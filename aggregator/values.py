@@ -142,7 +142,7 @@ class Values:
         for start in range(0, self.size, CHUNK):
             # `flat` of a strided view copies element by element: slower, but never more than a chunk.
             part = flat[start : start + CHUNK] if flat is not None else self.array.flat[start : start + CHUNK]
-            yield self._widened(part, imaginary)
+            yield self.widened(part, imaginary=imaginary)
             passed += part.nbytes
             if passed >= _KEPT_BYTES:
                 self.forget()
@@ -153,7 +153,8 @@ class Values:
         if self.mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
             self.mapping.madvise(mmap.MADV_DONTNEED)
 
-    def _widened(self, part: npt.NDArray[Any], imaginary: bool) -> npt.NDArray[Any]:
+    def widened(self, part: npt.NDArray[Any], *, imaginary: bool = False) -> npt.NDArray[Any]:
+        """Some of the stored elements (of `array`) as numbers."""
         if self.bits == _BFLOAT16:
             part = (part.astype(np.uint32) << 16).view(np.float32)
         elif self.bits:
