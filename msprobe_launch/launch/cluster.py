@@ -237,13 +237,13 @@ class _Run:
 
     @contextlib.contextmanager
     def minding_signals(self) -> Iterator[None]:
-        """Signals that end a launch are noted; one that was ignored (nohup) stays so."""
+        """Signals that end a launch are noted. SIGHUP stays ignored where it was: that is what nohup is for."""
 
         def note(number: int, frame: FrameType | None) -> None:
             self.signals.append(number)
 
-        numbers = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, note) for number in numbers}
+        is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        before = {n: signal.signal(n, note) for n in ENDING if not (is_nohup and n == signal.SIGHUP)}
         try:
             yield
         finally:
