@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from msprobe_launch.config import ProbeConfig
 
 # Import name of the framework (what the bootstrap waits for) -> module that has `create_adapter()`.
-ADAPTERS = {"torch": "msprobe_launch.adapters.torch.adapter"}
+ADAPTERS = {
+    "torch": "msprobe_launch.adapters.torch.adapter",
+    "mindspore": "msprobe_launch.adapters.mindspore.adapter",
+}
 
 
 def start(framework: str, config: ProbeConfig, identity: RankIdentity) -> Session:

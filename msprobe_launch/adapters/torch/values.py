@@ -18,6 +18,7 @@ from msprobe_launch.adapters.torch.collectives import InFlight
 from msprobe_launch.adapters.torch.copies import Copies
 from msprobe_launch.adapters.torch.saving import TensorSaver
 from msprobe_launch.adapters.torch.stats import ELEMENTS, MEASURES, ROWS, Deferred, covered_by
+from msprobe_launch.capture.arrays import numpy_value
 from msprobe_launch.capture.plain import NamesOnly, PlainDescriber, plain, text
 from msprobe_launch.config import SummaryMode, Task
 from msprobe_launch.records.codec import quote, tensor_head
@@ -258,7 +259,7 @@ class TorchValues:
         if kind is dist.P2POp:
             return self._p2p(value)
         if kind.__module__ == "numpy":
-            described = _numpy(value)
+            described = numpy_value(value)
             if self._saver is not None and self._session.saving and isinstance(described, TensorValue):
                 self._keep_array(described, value)
             return described
@@ -407,39 +408,3 @@ def process_group(group: Any) -> Value:
 def reduce_op(value: Any) -> str:
     """Name of a reduce operation (`SUM`): `ReduceOp` holds a `RedOpType`, and either may be handed over."""
     return str(getattr(value, "op", value)).rpartition(".")[2]
-
-
-# By numpy's letters. `item()` of a long double is one again, which no JSON can hold.
-_NUMBERS: dict[str, Callable[[Any], Any]] = {"f": float, "i": int, "u": int, "b": bool}
-
-
-def _numpy(value: Any) -> Value:
-    """A numpy scalar or array. numpy has been imported by whoever made the value."""
-    import numpy as np
-
-    name = type(value).__name__
-    if isinstance(value, np.ndarray):
-        shape = list(value.shape)
-        head = f'{{"type": "numpy.ndarray", "dtype": "{value.dtype}", "shape": {shape}'
-        if value.dtype.kind not in "fiub" or not value.size:
-            return TensorValue(head, requires_grad=None)
-        out = TensorValue(head, requires_grad=None)
-        wide, number = value.astype(np.float64), _NUMBERS[value.dtype.kind]
-        out.statistics = (
-            number(value.max()),
-            number(value.min()),
-            wide.mean().item(),
-            float(np.linalg.norm(wide.ravel())),
-        )
-        return out
-    if isinstance(value, np.bool_):
-        return plain("bool", "true" if value else "false")
-    if isinstance(value, np.generic) and value.dtype.kind in "fiu":
-        from msprobe_launch.records.codec import number_text
-
-        return plain(name, number_text(_NUMBERS[value.dtype.kind](value)))
-    if isinstance(value, np.str_):
-        return text(name, str(value))
-    if isinstance(value, np.generic):
-        return text(name, str(value))
-    return None

@@ -1,0 +1,133 @@
+"""The MindSpore adapter: puts its parts together and answers the session."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import mindspore
+
+from msprobe_launch.adapters.mindspore.backward import BackwardWatch
+from msprobe_launch.adapters.mindspore.cells import CellCalls
+from msprobe_launch.adapters.mindspore.gradients import ParameterGradients
+from msprobe_launch.adapters.mindspore.naming import CellNames
+from msprobe_launch.adapters.mindspore.quiet import Switch
+from msprobe_launch.adapters.mindspore.runtime import Tensor
+from msprobe_launch.adapters.mindspore.steps import Scope, Steps
+from msprobe_launch.adapters.mindspore.values import MindSporeValues
+from msprobe_launch.config import Task
+
+if TYPE_CHECKING:
+    from msprobe_launch.capture.session import Session
+    from msprobe_launch.records.model import TensorValue, Value
+
+
+class MindSporeAdapter:
+    """See `adapters.base.FrameworkAdapter`."""
+
+    framework = "mindspore"
+    value_ending = ".npy"
+
+    def __init__(self) -> None:
+        self.versions = {"mindspore": mindspore.__version__}
+
+    def install(self, session: Session) -> None:
+        self._session = session
+        switch = self._switch = Switch()
+        scope = Scope()
+        names = CellNames()
+        self._values = MindSporeValues(session, switch)
+        self._backward = BackwardWatch(session, self._values, switch)
+        gradients = ParameterGradients(session, self._values, names, switch)
+        self._cells = CellCalls(session, self._values, self._backward, names, switch, scope)
+        names.install()
+        Steps(session, switch, scope, gradients.local, gradients.applied).install()
+        self._cells.install()
+
+    def arm(self) -> None:
+        self._switch.arm(self._session.config.level.apis)
+
+    def disarm(self) -> None:
+        self._switch.arm(False)
+
+    @property
+    def settles_at_once(self) -> bool:
+        return self._values.settles_at_once
+
+    def settle(self) -> list[TensorValue]:
+        return self._values.settle()
+
+    def describe(self, value: Any) -> Value:
+        self._switch.enter_quiet()
+        try:
+            described = self._values.describe(value)
+        finally:
+            self._switch.leave_quiet()
+        self._values.raise_theirs()
+        return described
+
+    def watch_gradient(self, value: Any, put: Callable[[Value], None]) -> None:
+        node = value._grad_node if isinstance(value, Tensor) else None
+        if node is None:
+            return
+        session, values, number = self._session, self._values, value._output_index
+
+        def seen(_: Any, incoming: Any) -> None:
+            try:
+                session.saving = session.config.task is Task.TENSOR
+                put(values.describe(incoming[number]))
+            except Exception as error:  # noqa: BLE001 - a guest
+                session.guard.lose("saved gradient", error)
+            values.raise_theirs()
+
+        node.register_hook(seen)
+
+    def register_api(self, owner: Any, name: str, prefix: str) -> None:
+        raise NotImplementedError
+
+    def restore_apis(self) -> None:
+        raise NotImplementedError
+
+    def name_models(self, models: Sequence[Any]) -> None:
+        self._cells.name_models(models)
+
+    def close_open_calls(self) -> None:
+        self._backward.close()
+
+    def close_step(self) -> None:
+        """Collectives that nobody has waited for."""
+
+    def forget_values(self) -> None:
+        """Nothing is remembered about tensors."""
+
+    def leave_child(self) -> None:
+        self._switch.arm(False)
+
+
+def known_rank() -> tuple[int, int] | None:
+    """See `msprobe_launch.adapters.known_rank`. Before `init` MindSpore would answer from stale variables."""
+    from mindspore.communication import GlobalComm, get_group_size, get_rank
+
+    if GlobalComm.INITED:
+        return int(get_rank()), int(get_group_size())
+    return None
+
+
+def seed(number: int, deterministic: bool) -> None:
+    """See `msprobe_launch.adapters.seed`."""
+    import numpy as np
+
+    random.seed(number)
+    os.environ["PYTHONHASHSEED"] = str(number)
+    np.random.seed(number)
+    mindspore.set_seed(number)
+    if deterministic:
+        os.environ.setdefault("HCCL_DETERMINISTIC", "true")
+        mindspore.set_deterministic(True)
+
+
+def create_adapter() -> MindSporeAdapter:
+    """Entry point named in `msprobe_launch.adapters.ADAPTERS`."""
+    return MindSporeAdapter()
