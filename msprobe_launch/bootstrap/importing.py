@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 # The import names of `adapters.ADAPTERS`, which is too heavy to ask here. A contract test holds the two together.
-FRAMEWORKS = ("torch",)
+FRAMEWORKS = ("torch", "mindspore")
 
 
 class FrameworkFinder:

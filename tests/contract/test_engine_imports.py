@@ -17,6 +17,10 @@ ALLOWED: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "native": (("native",), set()),
     "capture": (("capture", "records", "config", "errors", "logs", "adapters.base"), {"yaml"}),
     "adapters/torch": (("adapters", "capture", "records", "config", "native", "errors", "logs"), {"torch", "numpy"}),
+    "adapters/mindspore": (
+        ("adapters", "capture", "records", "config", "native", "errors", "logs"),
+        {"mindspore", "numpy"},
+    ),
 }
 
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from mindspore import dtype as mstype
 from mindspore.common.sparse_tensor import COOTensor, CSRTensor, RowTensor
 
+from msprobe_launch.adapters.arrays import numpy_value
 from msprobe_launch.adapters.mindspore import runtime
 from msprobe_launch.adapters.mindspore.device import Deferred
 from msprobe_launch.adapters.mindspore.quiet import Switch
 from msprobe_launch.adapters.mindspore.runtime import Parameter, Tensor
 from msprobe_launch.adapters.mindspore.saving import ArraySaver, crc32_text, xor_text
 from msprobe_launch.adapters.mindspore.stats import statistics_of
-from msprobe_launch.capture.arrays import numpy_value
 from msprobe_launch.capture.plain import NamesOnly, PlainDescriber, text
 from msprobe_launch.config import SummaryMode, Task
 from msprobe_launch.records.codec import tensor_head

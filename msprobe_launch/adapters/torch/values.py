@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch._C import DisableTorchFunction
 
 from msprobe_launch import native
+from msprobe_launch.adapters.arrays import numpy_value
 from msprobe_launch.adapters.torch.checksums import CRC32, XOR
 from msprobe_launch.adapters.torch.collectives import InFlight
 from msprobe_launch.adapters.torch.copies import Copies
 from msprobe_launch.adapters.torch.saving import TensorSaver
 from msprobe_launch.adapters.torch.stats import ELEMENTS, MEASURES, ROWS, Deferred, covered_by
-from msprobe_launch.capture.arrays import numpy_value
 from msprobe_launch.capture.plain import NamesOnly, PlainDescriber, plain, text
 from msprobe_launch.config import SummaryMode, Task
 from msprobe_launch.records.codec import quote, tensor_head
