@@ -83,8 +83,8 @@ class Side:
 def arguments(target: Side, bench: Side, bench_row: npt.NDArray[np.int64]) -> int:
     """Match inputs of one call that only one side recorded as a keyword; how many were matched.
 
-    Inputs of one type and shape belong together; where several have these, those with one value do, and then their
-    order decides.
+    Inputs of one type and shape (and place within a list or dictionary) belong together; where several have these,
+    those with one value do, and then their order decides.
     """
     taken = np.zeros(len(bench.op_of_row), bool)
     taken[bench_row[bench_row >= 0]] = True
@@ -108,7 +108,7 @@ def arguments(target: Side, bench: Side, bench_row: npt.NDArray[np.int64]) -> in
 
 def _same_arguments(mine: list[_Item], theirs: list[_Item]) -> list[tuple[_Item, _Item]]:
     out: list[tuple[_Item, _Item]] = []
-    for looks in (lambda i: (i.dtype, i.shape, str(i.shown)), lambda i: (i.dtype, i.shape)):
+    for looks in (lambda i: (_inside(i), i.dtype, i.shape, str(i.shown)), lambda i: (_inside(i), i.dtype, i.shape)):
         done = {id(part) for pair in out for part in pair}
         groups: dict[Any, tuple[list[_Item], list[_Item]]] = defaultdict(lambda: ([], []))
         for side, items in enumerate((mine, theirs)):
@@ -125,6 +125,11 @@ def _same_arguments(mine: list[_Item], theirs: list[_Item]) -> list[tuple[_Item,
             if len(positional[0]) == len(keywords[1]):
                 out += zip(positional[0], keywords[1], strict=True)
     return out
+
+
+def _inside(item: _Item) -> str:
+    """Where an item stands within its argument, '' for the argument itself."""
+    return item.path.partition(".")[2]
 
 
 def _place(item: _Item) -> bool:

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from aggregator import columns, divergence, lonely, match, metrics, read, sheet, stored, verdict
 from aggregator.columns import BENCH_STATISTICS, DIFFERENCES, NPU_STATISTICS, RELATIVE_ERRORS, TEXT_SUFFIX, Mode
+from aggregator.items import NO_CHECKSUM
 from aggregator.model import RankComparison, RankFailure
 from msprobe_launch.errors import InputError
 from msprobe_launch.records.layout import RankFolder
@@ -343,8 +344,12 @@ def _checksums(
     out: dict[str, pa.Array],
 ) -> npt.NDArray[np.int64]:
 
-    npu = pc.fill_null(_one(items["md5"]), "N/A")
-    bench = pc.fill_null(shown(other["md5"]), "N/A")
+    def checksums(side: pa.Table) -> pa.Array:
+        """None has no checksum; any other value that was recorded without one has that of no bytes, as in msprobe."""
+        is_none = pc.equal(_one(side["dtype"]).cast(pa.string()), "N/A")
+        return pc.coalesce(_one(side["md5"]), pc.if_else(is_none, "N/A", NO_CHECKSUM))
+
+    npu, bench = checksums(items), pc.fill_null(shown(checksums(other)), "N/A")
     out[columns.CHECKSUMS[0]], out[columns.CHECKSUMS[1]] = npu, bench
     differs = pc.not_equal(npu, bench).to_numpy(zero_copy_only=False) & matched
     has = pc.not_equal(npu, "N/A").to_numpy(zero_copy_only=False)
@@ -397,7 +402,9 @@ def _statistics(
 
     is_plain = pc.starts_with(out["NPU Dtype"], "<class").to_numpy(zero_copy_only=False)
     non_finite = odd("target") & ~(odd("bench") & matched)
-    scalar_differs = is_plain & ~equal[0]
+    # 0.0 and -0.0 show another text and a difference, but are the same value to the rule.
+    both_zero = (pairs[0].target.numbers == 0.0) & (pairs[0].bench.numbers == 0.0)
+    scalar_differs = is_plain & ~equal[0] & ~both_zero
     if values is not None:
         return verdict.of_tensors(rows, values.one_thousandth, values.cosine, non_finite, scalar_differs)
     return verdict.of_statistics(rows, norm_ratio, non_finite, scalar_differs)

@@ -54,6 +54,7 @@ import pyarrow.compute as pc
 
 from aggregator import columns
 from aggregator.columns import BENCH_STATISTICS, NPU_NAME, NPU_STATISTICS, TEXT_SUFFIX, Mode
+from aggregator.items import NO_CHECKSUM
 from aggregator.metrics import DEVICE
 from aggregator.model import Divergence
 
@@ -131,8 +132,8 @@ def excess(
         pass
     elif mode is Mode.MD5:
         npu, bench = _same_codes(_texts(table, columns.CHECKSUMS[0]), _texts(table, columns.CHECKSUMS[1]))
-        has_both = matched & ~_texts(table, columns.CHECKSUMS[0]).among(_says_nothing)
-        has_both &= ~_texts(table, columns.CHECKSUMS[1]).among(_says_nothing)
+        has_both = matched & ~_texts(table, columns.CHECKSUMS[0]).among(_no_checksum)
+        has_both &= ~_texts(table, columns.CHECKSUMS[1]).among(_no_checksum)
         out[has_both] = 0.0
         certain |= has_both & (npu != bench)
     else:
@@ -290,6 +291,11 @@ def _same_codes(a: _Coded, b: _Coded, canonical: Any = str) -> tuple[npt.NDArray
 
 def _says_nothing(text: str) -> bool:
     return text.strip() in ("N/A", "", "None", "nan")
+
+
+def _no_checksum(text: str) -> bool:
+    """None, or recorded without a checksum, which msprobe shows as that of no bytes."""
+    return _says_nothing(text) or text == NO_CHECKSUM
 
 
 @dataclass(frozen=True, slots=True)

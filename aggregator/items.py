@@ -34,7 +34,7 @@ RANK_KEYWORDS = frozenset({"src", "dst", "group_src", "group_dst"})
 
 _EXACT_INTEGER = 1 << 53  # larger integers are not all float64 numbers; their digits are kept as text
 
-_NO_CHECKSUM = "00000000"
+NO_CHECKSUM = "00000000"
 
 _TENSOR = itemgetter("dtype", "shape", "Max", "Min", "Mean", "Norm")
 
@@ -198,7 +198,7 @@ class Columns:
             self._odd((high, low, mean, norm))
         if "md5" in item:
             self.has_checksums = True
-            self._md5.add(len(self._names) - 1, item["md5"] if isinstance(item["md5"], str) else _NO_CHECKSUM)
+            self._md5.add(len(self._names) - 1, item["md5"] if isinstance(item["md5"], str) else NO_CHECKSUM)
         if "data_name" in item and isinstance(item["data_name"], str):
             self._data_name.add(len(self._names) - 1, item["data_name"])
         if "placements" in item:
@@ -221,7 +221,7 @@ class Columns:
         kind, value = item["type"], item.get("value")
         if kind == "int" and value.__class__ is float:
             raise HugeInteger
-        checksum = f"{zlib.crc32(str(value).encode()):08x}" if "value" in item else _NO_CHECKSUM
+        checksum = f"{zlib.crc32(str(value).encode()):08x}" if "value" in item else NO_CHECKSUM
         if kind == "slice" and isinstance(value, list):
             return self._described(kind, f"({len(value)},)", None, checksum, json.dumps(value))
         if kind == "torch.Size" and isinstance(value, list):

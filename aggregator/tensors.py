@@ -6,12 +6,12 @@ the elements of target and bench, in float32 where both sides fit it and in floa
     Cosine                      t.b / (|t| |b|) in float64; 1 where both norms are at most 2^-52, `Nan` where one is
     EucDist                     |t - b| in float64
     MaxAbsErr                   max |t - b| in float64
-    MaxRelativeErr              max |(t - b) / b|, with the dtype's epsilon in the place of a b that is 0
+    MaxRelativeErr              max |(t - b) / b|, with the dtype's epsilon added to both where b is 0
     One Thousandth Err Ratio    share of elements whose relative error is below 0.001; Five Thousandths: 0.005
 
     a side has no values, or no element      unsupported
     other shape, lengths of 1 left out       shape unmatched
-    one element                              unsupported, but for MaxAbsErr and MaxRelativeErr
+    one element                              unsupported, but for MaxAbsErr, in the stored type, and MaxRelativeErr
     NaN or infinities in other places        N/A; where they stand in the same places, those elements count as 0
 
 Beside them `off` and `worst`: how far the values are apart for our own findings, imaginary parts included, unrounded.
@@ -89,7 +89,7 @@ def compare_values(target: Values, bench: Values) -> TensorMetrics:
     dtype = np.result_type(target.computed_as, bench.computed_as)
     with np.errstate(all="ignore"):
         if target.size == 1:
-            return _single(next(target.chunks()).astype(dtype), next(bench.chunks()).astype(dtype))
+            return _single(target, bench, dtype)
         sums = _Sums(dtype)
         for t, b in zip(target.chunks(), bench.chunks(), strict=True):
             if not sums.add(t.astype(dtype, copy=False), b.astype(dtype, copy=False)):
@@ -104,11 +104,15 @@ def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(length for length in shape if length != 1)
 
 
-def _single(t: npt.NDArray[Any], b: npt.NDArray[Any]) -> TensorMetrics:
+def _single(target: Values, bench: Values, dtype: npt.DTypeLike) -> TensorMetrics:
     """One element: an error, but no direction, no length and no share."""
-    t, b = t.reshape(-1), b.reshape(-1)
+    t, b = (next(side.chunks()).astype(dtype).reshape(-1) for side in (target, bench))
     error = np.abs(t - b)
-    relative = np.abs(error / np.where(b == 0, np.finfo(b.dtype).eps, b))
+    stored = [side.array.reshape(-1) for side in (target, bench)]
+    if not (target.bits or bench.bits) and all(side.dtype.kind in "iufc" for side in stored):
+        # In the stored type, as msprobe has it: 1 - 3 is 254 in uint8, and 2^53 + 1 - 2^53 is 1.
+        error = np.abs(stored[0] - stored[1])
+    relative = _relative(t, b)
     cells = (
         UNSUPPORTED,
         UNSUPPORTED,
@@ -119,10 +123,20 @@ def _single(t: npt.NDArray[Any], b: npt.NDArray[Any]) -> TensorMetrics:
     )
     x, y = float(t[0]), float(b[0])
     if x == y or (math.isnan(x) and math.isnan(y)):
-        return TensorMetrics(cells, 0.0, 0.0)
+        # Integers above 2^53 may differ by what float64 does not hold.
+        apart = 0.0 if error[0] == 0 or not math.isfinite(x) else 1.0 / abs(x)
+        return TensorMetrics(cells, apart, apart)
     top = max(abs(x), abs(y))
     apart = abs(x - y) / top if math.isfinite(x) and math.isfinite(y) else math.inf
     return TensorMetrics(cells, apart, apart)
+
+
+def _relative(t: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """|(t - b) / b| element by element; the type's epsilon is added to both where b is 0."""
+    eps = np.where(b == 0, np.finfo(b.dtype).eps, b.dtype.type(0))
+    t, b = t + eps, b + eps
+    relative: npt.NDArray[Any] = np.abs((t - b) / b)
+    return relative
 
 
 def _shown(value: float, digits: int = DIGITS) -> Cell:
@@ -176,7 +190,7 @@ class _Sums:
         largest = float(np.maximum.reduce(relative))
         if not math.isfinite(largest):
             # A bench element of 0 (cheaper to notice here than to look for), or an overflow, which stays.
-            relative = np.abs((t - b) / np.where(b == 0, np.finfo(self.dtype).eps, b))
+            relative = _relative(t, b)
             largest = float(np.maximum.reduce(relative))
         self.relative = max(self.relative, largest)
         self.near += int(np.count_nonzero(relative < FIVE_THOUSANDTHS))
