@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from msprobe_launch.errors import ProbeError, UsageError
 
 if TYPE_CHECKING:
+    from aggregator import noise
     from aggregator.report.base import Report
 
 FORMATS = ("csv", "xlsx", "parquet")
+VERDICTS = ("msprobe", "noise")
 
 MAPPINGS = {
     "data": "which items belong together",
@@ -90,7 +92,8 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         type=_path,
         metavar="DIR",
-        help="the trusted run (default: the one the run's manifest remembers); may be given per node",
+        help="the trusted run (default: the one the run's manifest remembers); may be given per node; with --verdict "
+        "noise a second trusted run of the same ranks",
     )
     made.add_argument(
         "--config", type=_path, metavar="FILE", help="merge.yaml with api and compare_index, as msprobe's"
@@ -103,6 +106,17 @@ def parser() -> argparse.ArgumentParser:
         type=_tolerance,
         metavar="X",
         help="relative difference that counts as a finding, such as 0.001 or 0.1%% (default: by dtype)",
+    )
+    made.add_argument(
+        "--verdict",
+        type=_verdict,
+        default="msprobe",
+        metavar="RULES",
+        help="whose rules say what is an error: msprobe (default), or noise: what rounding does not explain, nor, with "
+        "--bench A --bench B, what two trusted runs differ by",
+    )
+    made.add_argument(
+        "--thresholds", type=_path, metavar="FILE", help="for --verdict noise: YAML of thresholds, also per op pattern"
     )
     made.add_argument(
         "--fuzzy-match",
@@ -266,6 +280,7 @@ def _run(options: argparse.Namespace) -> int:
         ranks=options.ranks,
         formats=frozenset(Format(name) for name in options.format),
         allow_missing=options.allow_missing,
+        policy=_policy(options),
     )
 
     def executors(count: int, job_bytes: int) -> Executor:
@@ -278,6 +293,22 @@ def _run(options: argparse.Namespace) -> int:
         where = error.filename or request.output or request.inputs[0]
         raise UsageError(f"{where}: {error.strerror or error}", hint="Write elsewhere with -o FOLDER.") from error
     return _printed(report)
+
+
+def _policy(options: argparse.Namespace) -> noise.Policy | None:
+    """How `--verdict noise` judges; None for msprobe's rules. Raises UsageError."""
+    if options.verdict != "noise":
+        if options.thresholds is not None:
+            raise UsageError("--thresholds goes with --verdict noise.", hint="Add --verdict noise.")
+        return None
+    if options.tolerance is not None:
+        raise UsageError(
+            "--tolerance and --verdict noise both say what counts as a finding.",
+            hint="Leave out one, or set it by op: --thresholds FILE with  ops: {'*': {tolerance: 0.001}}",
+        )
+    from aggregator import noise, thresholds
+
+    return noise.Policy(thresholds.DEFAULT if options.thresholds is None else thresholds.load(options.thresholds))
 
 
 # -- values of flags
@@ -326,6 +357,15 @@ def _tolerance(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number such as 0.001 or 0.1%")
     return value
+
+
+def _verdict(text: str) -> str:
+    from msprobe_launch.errors import near_miss
+
+    if text not in VERDICTS:
+        known = ", ".join(VERDICTS)
+        raise argparse.ArgumentTypeError(f"unknown rules {text!r}.{near_miss(text, VERDICTS)} Known: {known}")
+    return text
 
 
 def _formats(text: str) -> frozenset[str]:

@@ -6,7 +6,7 @@ A rank that cannot be compared is a RankFailure, a value; no error of an input l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from aggregator import columns, divergence, lonely, match, metrics, read, sheet, stored, verdict
+from aggregator import columns, divergence, lonely, match, metrics, noise, read, sheet, stored, verdict
 from aggregator.columns import BENCH_STATISTICS, DIFFERENCES, NPU_STATISTICS, RELATIVE_ERRORS, TEXT_SUFFIX, Mode
 from aggregator.items import NO_CHECKSUM
 from aggregator.model import RankComparison, RankFailure
@@ -43,16 +43,21 @@ def compare_rank(
     formats: Sequence[str] = ("csv",),
     tolerance: float | None = None,
     matching: match.Options = match.PLAIN,
+    policy: noise.Policy | None = None,
+    second: RankFolder | None = None,
 ) -> RankComparison | RankFailure:
     """Compare one rank and write its partition (a parquet file, see model.py; its folder is made).
 
     With `results` (a folder), `compare_result_rank<R>_<time>.<format>` is written there in each of `formats`; `time`
-    is `YYYYmmddHHMMSS`. `tolerance`, a ratio, replaces the tolerances of `divergence`. `matching`: see `match`.
+    is `YYYYmmddHHMMSS`. `tolerance`, a ratio, replaces the tolerances of `divergence`. `matching`: see `match`. With
+    `policy` excess, `Result` and `Err_message` are those of `noise`; `second` is the rank in a second trusted run.
 
     Never raises because of its inputs or of a full disk: those are a RankFailure.
     """
     try:
         found = _compared(target, bench, tolerance, matching)
+        if policy is not None:
+            found = _by_noise(found, target, (bench, second), matching, policy, step)
         partition.parent.mkdir(parents=True, exist_ok=True)
         _write_partition(found.table, partition)
         if results is not None:
@@ -125,14 +130,23 @@ class _Compared:
     unmatched: int
     partial: bool
     notes: tuple[str, ...]
+    differs: npt.NDArray[np.bool_]
+    apart: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None
 
 
 def _compared(
-    target_folder: RankFolder, bench_folder: RankFolder, tolerance: float | None, options: match.Options
+    target_folder: RankFolder,
+    bench_folder: RankFolder,
+    tolerance: float | None,
+    options: match.Options,
+    *,
+    by_statistics: bool = False,
 ) -> _Compared:
     target = _read_side("target", target_folder)
     bench = _read_side("bench", bench_folder)
     mode, notes = _mode(target, bench)
+    if by_statistics and mode is not Mode.STRUCTURE and _has_statistics(target) and _has_statistics(bench):
+        mode = Mode.STATISTICS
     matching = match.match(target, bench, options)
     values = _stored(target, bench, matching, target_folder, bench_folder) if mode is Mode.TENSOR else None
     table, differs = _table(target, bench, matching, mode, values)
@@ -143,7 +157,45 @@ def _compared(
         unmatched=pc.sum(pc.equal(table[columns.BENCH_NAME], "N/A")).as_py() or 0,
         partial=target.partial or bench.partial,
         notes=(*notes, *matching.notes, *_unmatched_notes(target, matching, table), *(values.notes if values else ())),
+        differs=differs,
+        apart=(values.off, values.worst) if values is not None else None,
     )
+
+
+def _has_statistics(side: RankDump) -> bool:
+    return bool(pc.any(side.items["norm"].is_valid()).as_py())
+
+
+def _by_noise(
+    found: _Compared,
+    target: RankFolder,
+    benches: tuple[RankFolder, RankFolder | None],
+    options: match.Options,
+    policy: noise.Policy,
+    step: int | None,
+) -> _Compared:
+    """The same comparison judged by `noise`, against what the benches differ by where there are two."""
+    bench, second = benches
+    spread, notes = None, list(found.notes)
+    if second is not None:
+        between = _compared(bench, second, None, options, by_statistics=True)
+        spread = noise.judged(between.table, between.mode, policy, step=step, differs=between.differs)
+        if odd := noise.unjudged(spread):
+            notes.append(f"{odd} items in which the trusted runs differ beyond all measure are not judged")
+    if found.mode is Mode.MD5:
+        found = _compared(target, bench, None, options, by_statistics=True)
+        if found.mode is Mode.STATISTICS:
+            notes.append("checksums cannot tell noise: compared by the statistics beside them")
+    table = noise.judged(
+        found.table.drop_columns([divergence.EXCESS]),
+        found.mode,
+        policy,
+        step=step,
+        differs=found.differs,
+        apart=found.apart,
+        spread=spread,
+    )
+    return replace(found, table=table, notes=tuple(notes))
 
 
 def _read_side(side: str, folder: RankFolder) -> RankDump:

@@ -107,6 +107,14 @@ def canonical_dtype(dtype: str) -> str:
     return bare.lower() if bare[:1].isupper() else bare
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Row by row, in place of T and beside the floors above: what `--verdict noise` tolerates (see `noise`)."""
+
+    allowed: npt.NDArray[np.float64]
+    floor: npt.NDArray[np.float64]
+
+
 def excess(
     table: pa.Table,
     mode: Mode,
@@ -114,12 +122,14 @@ def excess(
     tolerance: float | None = None,
     differs: npt.NDArray[np.bool_] | None = None,
     apart: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None = None,
+    limits: Limits | None = None,
 ) -> npt.NDArray[np.float64]:
     """Excess of each row of a partition (see model.py; `op` and `role` included), NaN where nothing can be compared.
 
-    `tolerance` replaces T of every floating dtype, for all statistics alike. `differs` marks rows that are known to
-    differ by what the table does not show (slice bounds, an item of another type). `apart`, in tensor mode, is how far
-    the stored values are apart: (|t - b| over the norm, largest difference over the largest value), NaN for none.
+    `tolerance` replaces T of every floating dtype, for all statistics alike; `limits` replaces T row by row. `differs`
+    marks rows that are known to differ by what the table does not show (slice bounds, an item of another type).
+    `apart`, in tensor mode, is how far the stored values are apart: (|t - b| over the norm, largest difference over the
+    largest value), NaN for none.
     """
 
     height = table.num_rows
@@ -137,7 +147,7 @@ def excess(
         out[has_both] = 0.0
         certain |= has_both & (npu != bench)
     else:
-        _of_statistics(table, tolerance, matched, out, certain, apart)
+        _of_statistics(table, tolerance, limits, matched, out, certain, apart)
     unread = _uninitialised(table)
     out[unread] = np.nan
     certain[unread] = False
@@ -322,9 +332,33 @@ def _side(table: pa.Table, names: tuple[str, ...]) -> _Side:
     return _Side(tuple(numbers), tuple(is_number), tuple(words))
 
 
+def _largest(npu: _Side, bench: _Side) -> npt.NDArray[np.float64]:
+    found = np.zeros(len(npu.numbers[0]))
+    for side in (npu, bench):
+        for i in (0, 1):
+            found = np.fmax(found, np.where(np.isfinite(side.numbers[i]), np.abs(side.numbers[i]), 0.0))
+    return found
+
+
+def largest_values(table: pa.Table) -> npt.NDArray[np.float64]:
+    """Largest finite absolute value of each row's item on either side, 0 for none."""
+    return _largest(_side(table, NPU_STATISTICS), _side(table, BENCH_STATISTICS))
+
+
+def not_finite(table: pa.Table) -> npt.NDArray[np.bool_]:
+    """Rows whose maximum or minimum is NaN or infinite on the target's side and finite on the bench's."""
+    npu, bench = _side(table, NPU_STATISTICS), _side(table, BENCH_STATISTICS)
+
+    def odd(side: _Side) -> npt.NDArray[np.bool_]:
+        return np.logical_or(*(side.is_number[i] & ~np.isfinite(side.numbers[i]) for i in (0, 1)))
+
+    return odd(npu) & ~(odd(bench) & _matched(table))
+
+
 def _of_statistics(
     table: pa.Table,
     tolerance: float | None,
+    limits: Limits | None,
     matched: npt.NDArray[np.bool_],
     out: npt.NDArray[np.float64],
     certain: npt.NDArray[np.bool_],
@@ -341,14 +375,13 @@ def _of_statistics(
     single = SINGLE_ELEMENT
     if tolerance is not None:
         allowed, single = np.full(len(allowed), tolerance), 1.0
+    if limits is not None:
+        allowed = limits.allowed
     half = dtype.among(lambda text: canonical_dtype(text) == "float16")
     elements = _texts(table, "NPU Tensor Shape").of(_elements, math.nan)
 
     both = [a & b & matched for a, b in zip(npu.is_number, bench.is_number, strict=True)]
-    largest = np.zeros(len(out))
-    for side in (npu, bench):
-        for i in (0, 1):
-            largest = np.fmax(largest, np.where(np.isfinite(side.numbers[i]), np.abs(side.numbers[i]), 0.0))
+    largest = _largest(npu, bench)
     norms = [np.abs(side.numbers[3]) for side in (npu, bench)]
     norm = np.fmax(*(np.where(np.isfinite(value), value, 0.0) for value in norms))
     with np.errstate(all="ignore"):
@@ -357,6 +390,8 @@ def _of_statistics(
         for side in (npu, bench):
             spread = np.fmax(spread, np.where(np.isfinite(side.numbers[2]), np.abs(side.numbers[2]), 0.0))
     floor = _floor(table, largest, gradients)
+    if limits is not None:
+        floor = np.fmax(floor, limits.floor)
     count = np.sqrt(np.where(elements > 0, elements, 1.0))
     scales = (
         np.fmax(largest, floor),

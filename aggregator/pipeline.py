@@ -19,7 +19,20 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from aggregator import alone, compare, divergence, match, merge, merge_config, pool, read, results, sources
+from aggregator import (
+    alone,
+    compare,
+    divergence,
+    match,
+    merge,
+    merge_config,
+    noise,
+    pool,
+    read,
+    results,
+    sources,
+    verdict,
+)
 from aggregator.alone import RankStatistics
 from aggregator.analyse import attendance, opposite, opsets, overall, replicas
 from aggregator.analyse.attendance import MissingRank, RankNote
@@ -36,7 +49,10 @@ from msprobe_launch.records.layout import RankFolder, step_number
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a person asked for. Empty `steps` and `ranks` mean all; `time` is the name of the output folder."""
+    """What a person asked for. Empty `steps` and `ranks` mean all; `time` is the name of the output folder.
+
+    `policy` None judges by msprobe's rules and the tolerances of `divergence`.
+    """
 
     inputs: tuple[Path, ...]
     time: str
@@ -50,6 +66,7 @@ class Request:
     ranks: frozenset[int] = frozenset()
     formats: frozenset[Format] = frozenset(Format)
     allow_missing: bool = False
+    policy: noise.Policy | None = None
 
 
 Executors = Callable[[int, int], Executor]
@@ -64,16 +81,53 @@ def aggregate(request: Request, executors: Executors) -> Report:
             raise UsageError(
                 f"{found.roots[0]} holds compare results, which have their bench in them", hint="Leave out --bench."
             )
+        if request.policy is not None:
+            raise UsageError(
+                f"--verdict noise works on dumps; {found.roots[0]} holds compare results, whose Result stays as it is"
+            )
         found = _selected_results(request, found)
         with executors(len(found.files), _largest(found.files)) as executor:
             return _from_results(request, found, executor)
     run = _selected_dumps(request, found)
     bench = request.bench or _bench_of(run)
-    bench_run = sources.find_run(bench) if bench else None
+    trusted = _trusted(bench, request.policy)
+    if request.policy is not None and not trusted:
+        raise UsageError("--verdict noise judges a comparison, and there is no bench", hint="Name it: --bench RUN_DIR")
     with executors(len(run.dumps), _largest(run.dumps)) as executor:
-        if bench_run is None:
+        if not trusted:
             return _from_run(request, run, executor)
-        return _from_pairs(request, run, bench_run, bench, executor)
+        return _from_pairs(request, run, trusted, bench, executor)
+
+
+def _trusted(paths: Sequence[Path], policy: noise.Policy | None) -> list[Run]:
+    """The bench, and a second one where the paths hold the same ranks twice. Raises UsageError.
+
+    Paths that hold other ranks (one run directory per node) are one run together.
+    """
+    if policy is None or len(paths) < 2:
+        try:
+            return [sources.find_run(paths)] if paths else []
+        except UsageError as error:
+            if " is both in " not in error.what:
+                raise
+            raise UsageError(
+                error.what, hint="Two trusted runs are for --verdict noise, which takes what they differ by for noise."
+            ) from error
+    groups: list[list[Path]] = []
+    held: list[set[tuple[int | None, int | None]]] = []
+    for path in paths:
+        own = {(dump.step, dump.rank) for dump in sources.find_run((path,)).dumps}
+        if any(path.resolve() == other.resolve() for group in groups for other in group):
+            raise UsageError(f"--bench {path} is given twice", hint="Name another run, or leave it out.")
+        place = next((i for i, there in enumerate(held) if not own & there), len(groups))
+        if place == len(groups):
+            groups.append([])
+            held.append(set())
+        groups[place].append(path)
+        held[place] |= own
+    if len(groups) > 2:
+        raise UsageError(f"--bench names {len(groups)} runs of the same ranks; two are used", hint="Leave out one.")
+    return [sources.find_run(group) for group in groups]
 
 
 def _largest(inputs: Sequence[sources.ResultFile] | Sequence[sources.RankDump]) -> int:
@@ -115,9 +169,16 @@ def _from_results(request: Request, found: ResultSet, executor: Executor) -> Rep
     )
 
 
-def _from_pairs(request: Request, run: Run, bench: Run, bench_paths: tuple[Path, ...], executor: Executor) -> Report:
+def _from_pairs(
+    request: Request, run: Run, trusted: Sequence[Run], bench_paths: tuple[Path, ...], executor: Executor
+) -> Report:
+    """`trusted` is the bench, and perhaps a second trusted run."""
     output = _make_output(request, run.roots[0])
+    bench = trusted[0]
     pairs, unpaired, notes = sources.pair(run, bench)
+    second = {} if len(trusted) < 2 else {(p.step, p.rank): p.bench for p in sources.pair(run, trusted[1])[0]}
+    if alone_in := [p for p in pairs if len(trusted) > 1 and (p.step, p.rank) not in second]:
+        notes += (f"{len(alone_in)} ranks of steps are not in the second trusted run and are judged without it",)
     filled, empty = _without_empty(run, pairs)
     # csv is what the field's compare writes by default; xlsx costs tenfold, so only where no csv is wanted.
     kind = "xlsx" if Format.XLSX in request.formats and Format.CSV not in request.formats else "csv"
@@ -134,6 +195,8 @@ def _from_pairs(request: Request, run: Run, bench: Run, bench_paths: tuple[Path,
             formats=(kind,),
             tolerance=request.tolerance,
             matching=request.matching,
+            policy=request.policy,
+            second=second.get((pair.step, pair.rank)),
         )
         for pair in filled
     ]
@@ -256,6 +319,7 @@ def _compared_report(
         time=request.time,
         mode=mode,
         tolerance=request.tolerance,
+        verdict=(verdict.Policy.MSPROBE if request.policy is None else verdict.Policy.NOISE).value,
         compared=compared,
         failures=tuple(sorted([*failures, *odd], key=rank_order)),
         missing=missing,

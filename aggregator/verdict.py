@@ -7,8 +7,9 @@ The rules were read off what msprobe 26.2 answers to planted differences (docs/c
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntFlag
+from enum import Enum, IntFlag
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,17 +36,31 @@ class Fault(IntFlag):
     UNMATCHED = 256
     NORM_GROWTH = 512
     COSINE_DROP = 1024
+    VALUE = 2048
+    NOISE_MADE = 4096
+    NOISE_PASSED = 8192
+
+
+class Policy(str, Enum):
+    """Whose rules make the two columns (`--verdict`)."""
+
+    MSPROBE = "msprobe"
+    NOISE = "noise"
+
+
+_BOTH = (Policy.MSPROBE, Policy.NOISE)
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule. `threshold` is in the unit that `why` states, None where the rule has no number."""
+    """One rule. `threshold` is in the unit that `why` states, None where the rule has no number; `policies` know it."""
 
     fault: Fault
     result: str
     message: str
     why: str
     threshold: float | None = None
+    policies: tuple[Policy, ...] = (Policy.MSPROBE,)
 
 
 INPUT_NORM_LIMIT = 0.1  # ratio; above it an op's input is already wrong, and its output is not to blame
@@ -63,6 +78,7 @@ RULES: tuple[Rule, ...] = (
         ERROR,
         "error: There is nan/inf/-inf in the maximum or minimum value of NPU.",
         "a NaN or infinity that the bench has in neither its maximum nor its minimum came from the target itself",
+        policies=_BOTH,
     ),
     Rule(
         Fault.OUTPUT_NORM,
@@ -84,21 +100,36 @@ RULES: tuple[Rule, ...] = (
         ERROR,
         "error: The Required_Grad of NPU and Bench are inconsistent",
         "requires_grad differs, so the two runs do not train the same tensors",
+        policies=_BOTH,
     ),
     Rule(
         Fault.SCALAR,
         ERROR,
         "error: The scalar parameters of NPU and Bench are inconsistent.",
         "an argument that is no tensor differs, so the two calls are not the same call",
+        policies=_BOTH,
     ),
     Rule(
         Fault.CHECKSUM,
         ERROR,
         "error: The CRC-32 value of NPU differs from that of the bench.",
         "the bytes differ (checksum mode)",
+        policies=_BOTH,
     ),
-    Rule(Fault.DTYPE, ERROR, "error: The dtype of NPU and Bench are inconsistent.", "the dtype differs"),
-    Rule(Fault.SHAPE, ERROR, "error: The shape of NPU and Bench are inconsistent.", "the shape differs"),
+    Rule(
+        Fault.DTYPE,
+        ERROR,
+        "error: The dtype of NPU and Bench are inconsistent.",
+        "the dtype differs",
+        policies=_BOTH,
+    ),
+    Rule(
+        Fault.SHAPE,
+        ERROR,
+        "error: The shape of NPU and Bench are inconsistent.",
+        "the shape differs",
+        policies=_BOTH,
+    ),
     Rule(
         Fault.UNMATCHED,
         WARNING,
@@ -119,6 +150,30 @@ RULES: tuple[Rule, ...] = (
         "tensor mode: an op's smallest output cosine is lower by more than this than its smallest input or parameter "
         "cosine, which is above 0.9; stands on the op's first output",
         COSINE_DROP_LIMIT,
+    ),
+    Rule(
+        Fault.VALUE,
+        ERROR,
+        "error: The values differ where no rounding could make them differ.",
+        "integers, booleans and texts are exact; NaN and infinity on the bench's side only; an argument or a call that "
+        "one side lacks",
+        policies=(Policy.NOISE,),
+    ),
+    Rule(
+        Fault.NOISE_MADE,
+        ERROR,
+        "error: The output differs by more than noise while no input or parameter does.",
+        "the difference was made in this very call: what went in agrees as far as rounding allows",
+        1.0,
+        (Policy.NOISE,),
+    ),
+    Rule(
+        Fault.NOISE_PASSED,
+        WARNING,
+        "warning: The value differs by more than noise.",
+        "an input or a parameter, or an output whose inputs differ already: the difference came from before",
+        1.0,
+        (Policy.NOISE,),
     ),
 )
 
@@ -141,26 +196,27 @@ BUFFER_APIS = frozenset({"_all_gather_base", "_reduce_scatter_base", "all_to_all
 """Collectives among whose inputs are receive buffers, which hold anything: rules that look at inputs skip them."""
 
 
-def as_markdown() -> str:
-    """docs/verdicts.md, which `scripts/verdicts` writes: every rule with its threshold and its reason."""
+def as_markdown(noise: Sequence[tuple[str, str, str]]) -> str:
+    """docs/verdicts.md, which `scripts/verdicts` writes: every rule with its threshold and its reason.
+
+    `noise` are the numbers of `--verdict noise`: name, value, reason.
+    """
     lines = [
         "# Result and Err_message",
         "",
-        "Made by `scripts/verdicts` from the rules in `aggregator/verdict.py`; change them there.",
+        "Made by `scripts/verdicts` from the rules in `aggregator/verdict.py` and the numbers in",
+        "`aggregator/noise.py`; change them there.",
         "",
         "`Result` is `error` where a rule of that kind is broken, else `warning`, else `pass`; `Err_message` lists the",
-        "messages in this order. Rules, words and thresholds are those of MindStudio Probe 26.2, as observed",
+        "messages in the order of the table.",
+        "",
+        "## `--verdict msprobe`",
+        "",
+        "The default. Rules, words and thresholds are those of MindStudio Probe 26.2, as observed",
         "([compatibility.md](compatibility.md)). They are blind to much, which is why our own findings",
         "([compare.md](compare.md)) are made elsewhere and stand beside them.",
         "",
-        "| result | message | threshold | why |",
-        "| --- | --- | --- | --- |",
-    ]
-    for rule in RULES:
-        threshold = "" if rule.threshold is None else f"{rule.threshold:g}"
-        message = rule.message.removeprefix(f"{rule.result}: ")
-        lines.append(f"| {rule.result} | {message} | {threshold} | {rule.why} |")
-    lines += [
+        *_rules(Policy.MSPROBE),
         "",
         "An op's input or parameter above these limits is already wrong, so its output is not judged by the rule:",
         "",
@@ -178,8 +234,29 @@ def as_markdown() -> str:
         + ", ".join(f"`{name}`" for name in sorted(BUFFER_APIS))
         + ".",
         "",
+        "## `--verdict noise`",
+        "",
+        "Thresholds are in multiples of what noise explains, the `excess` of our own findings, which follow this",
+        "policy as well. How it is computed: [compare.md](compare.md#noise).",
+        "",
+        *_rules(Policy.NOISE),
+        "",
+        "| number | value | why |",
+        "| --- | --- | --- |",
+        *(f"| {name} | {value} | {why} |" for name, value, why in noise),
+        "",
     ]
     return "\n".join(lines)
+
+
+def _rules(policy: Policy) -> list[str]:
+    lines = ["| result | message | threshold | why |", "| --- | --- | --- | --- |"]
+    for rule in RULES:
+        if policy in rule.policies:
+            threshold = "" if rule.threshold is None else f"{rule.threshold:g}"
+            message = rule.message.removeprefix(f"{rule.result}: ")
+            lines.append(f"| {rule.result} | {message} | {threshold} | {rule.why} |")
+    return lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class Report:
     `expected` is the number of ranks that should have recorded, None where nothing says so. `first` is the overall
     first divergence; `common` is an earlier one that all ranks show alike and that did not spread (see
     analyse.overall). `first_nonfinite` takes their place for a run without a bench. `without_bench` counts msprobe's
-    words of the rows that have no bench row.
+    words of the rows that have no bench row. `verdict` is whose rules made `Result` (`verdict.Policy`).
     """
 
     task: Task
@@ -62,6 +62,7 @@ class Report:
     time: str
     mode: Mode
     tolerance: float | None = None
+    verdict: str = "msprobe"
     compared: tuple[RankComparison, ...] = ()
     alone: tuple[RankStatistics, ...] = ()
     failures: tuple[RankFailure, ...] = ()

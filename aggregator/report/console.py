@@ -187,7 +187,8 @@ def _head(page: _Page, report: Report) -> None:
         page.pair("ranks", number_ranges(report.ranks))
     if report.task is not Task.ALONE:
         unmatched = report.rows - report.matched
-        page.pair("mode", report.mode.value + (f"; {unmatched:,} rows have no bench row" if unmatched else ""))
+        judged = "; verdict noise" if report.verdict == "noise" else ""
+        page.pair("mode", report.mode.value + judged + (f"; {unmatched:,} rows have no bench row" if unmatched else ""))
         lone = sum(len(entry.bench_only) for entry in report.compared)
         if lone:
             example = next(op for entry in report.compared for op in entry.bench_only)
@@ -273,7 +274,7 @@ def _counts(page: _Page, report: Report) -> None:
     named += [f"{word or 'no word'} {count:,}" for word, count in sorted(words.items()) if count]
     if report.without_bench:
         named.append(f"without a bench row {sum(report.without_bench.values()):,}")
-    page.pair("msprobe", ", ".join(named))
+    page.pair(report.verdict, ", ".join(named))
     rule = " by more than rounding explains" if report.tolerance is None else f" by more than {report.tolerance:g}"
     if report.mode is Mode.STRUCTURE:
         page.pair("ours", f"{report.rows:,} names compared, no values")

@@ -506,3 +506,25 @@ def test_a_disk_that_is_full_already_for_the_tables(
     code, out, err = aggregate(target, *(("--bench", bench) if with_bench else ()))
     assert (code, out) == (2, "")
     assert "cannot be written: No space left on device\nWrite elsewhere" in err
+
+
+def test_verdict_noise_needs_dumps_and_a_bench(aggregate: Aggregate, make_run: Callable[..., Path]) -> None:
+    a, b, c = make_run("a", 1.0), make_run("b", 1.0), make_run("c", 1.0)
+    code, out, _ = aggregate(a, "--bench", b, "--verdict", "noise", "--format", "csv")
+    assert code == 0
+    assert "verdict noise" in out
+    assert "noise    pass 3, warning 0, error 0" in out
+    # Two trusted runs: of other ranks one bench together, of the same ranks for this policy only.
+    assert aggregate(a, "--bench", b, "--bench", c, "--verdict", "noise", "--format", "csv")[0] == 0
+    for argv, said in (
+        ((a, "--verdict", "noise"), "there is no bench"),
+        ((a, "--bench", b, "--bench", c), "\nTwo trusted runs are for --verdict noise"),
+        ((a, "--bench", b, "--bench", b, "--verdict", "noise"), "is given twice"),
+        ((a, "--bench", b, "--thresholds", b), "--thresholds goes with --verdict noise"),
+        ((a, "--bench", b, "--verdict", "noise", "--tolerance", "1"), "both say what counts as a finding"),
+        ((a, "--bench", b, "--verdict", "noize"), "Did you mean 'noise'?"),
+        ((next((a / "aggregate").iterdir()) / "step0", "--verdict", "noise"), "works on dumps"),
+    ):
+        code, _, error = aggregate(*argv)
+        assert code == 2
+        assert said in error
