@@ -48,6 +48,7 @@ class Gate:
         values = config.task is not Task.STRUCTURE
         self.forward = every or not directions or DataMode.FORWARD in modes
         self.backward = every or not directions or DataMode.BACKWARD in modes
+        self.names_only = not values
         self.inputs = values and (every or not sides or DataMode.INPUT in modes)
         self.outputs = values and (every or not sides or DataMode.OUTPUT in modes)
         self._list = [Entry(text) for text in config.list]

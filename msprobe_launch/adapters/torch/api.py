@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 from torch.utils._device import DeviceContext
 
 from msprobe_launch.adapters.torch import collectives, compiled
-from msprobe_launch.adapters.torch.backward import BackwardWatch, inputs_of
+from msprobe_launch.adapters.torch.backward import BackwardWatch, inputs_of, next_sequence_number
 from msprobe_launch.adapters.torch.classify import OperatorNames, api_name, is_operator
 from msprobe_launch.adapters.torch.modules import output_items
 from msprobe_launch.adapters.torch.quiet import Quiet, from_compiler, is_traced
@@ -348,6 +348,11 @@ class ApiCalls(TorchFunctionMode):
         gate = session.gate
         parent = session.parent
         record = CallRecord(op, None, None, None, None, parent, session.stack_of(frame))
+        if gate.names_only:
+            gradients = _is_grad_enabled()
+            if session.in_backward:
+                record.recompute = gradients and (bool(session.modules) or _recomputes(frame))
+            return record, next_sequence_number() if gradients and gate.backward else None
         quiet = self._quiet
         quiet.enter()
         try:
@@ -389,6 +394,11 @@ class ApiCalls(TorchFunctionMode):
             return
         session = self._session
         gate = session.gate
+        if gate.names_only:
+            if inputs is not None:
+                self._backward.watch_name(record.op, record.parent, inputs, result)
+            self._finish(record)
+            return
         quiet = self._quiet
         quiet.enter()
         try:

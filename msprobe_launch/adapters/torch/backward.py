@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 Edge = tuple[Any, int]  # (autograd node or leaf tensor, output number)
 
 next_sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr
+function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 # Most arguments that are no tensors are of these types, and need not be asked what they might hold.
 _HOLDS_NONE = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
 _LEAF_SEQUENCE = 1 << 62  # AccumulateGrad nodes carry the largest number there is
@@ -246,6 +247,43 @@ class NodePreHook:
         self.watch.see(self.state, None, None, incoming, self.places)
 
 
+class NameHook:
+    """Task structure: backward has come by, which is all there is to record of the calls that end in this node."""
+
+    __slots__ = ("calls", "number", "session")
+
+    def __init__(self, session: Session, number: int, op: OpRef, parent: OpRef | None) -> None:
+        self.session = session
+        self.number = number
+        self.calls = [(op, parent)]
+
+    def __call__(self, _: Any) -> None:
+        session = self.session
+        if not session.recording:
+            return
+        calls, self.calls = self.calls, []  # a second backward over the graph tells nothing new
+        try:
+            for op, parent in calls:
+                within = parent.as_backward() if parent is not None else None
+                session.emit(CallRecord(op.as_backward(), None, None, None, None, within))
+        except Exception as error:  # noqa: BLE001 - a guest
+            session.guard.lose("backward", error)
+
+
+def _made_since(sequence: int, result: Any) -> Any:
+    """The node of the first tensor in a call's result that was made in the call, or None."""
+    outputs: list[Tensor] = []
+    if type(result) is Tensor:
+        outputs.append(result)
+    else:
+        _collect_outputs(result, outputs)
+    for tensor in outputs:
+        node, _ = _source(tensor)
+        if node is not None and sequence <= node._sequence_nr() < _LEAF_SEQUENCE:
+            return node
+    return None
+
+
 class BackwardWatch:
     """Watches calls for their gradients and emits their backward records when they are complete."""
 
@@ -255,6 +293,7 @@ class BackwardWatch:
         self._quiet = quiet
         self._open: dict[int, OpenBackward] = {}
         self._latest: _Latest | None = None
+        self._named: NameHook | None = None
         self._tensor = values.describe.by_type[Tensor]
 
     def watch(self, op: OpRef, parent: OpRef | None, inputs: Inputs | None, result: Any) -> None:
@@ -264,10 +303,6 @@ class BackwardWatch:
             outputs.append(result)
         else:
             _collect_outputs(result, outputs)
-        gate = self._session.gate
-        if not gate.inputs and not gate.outputs:
-            self._watch_name(op, parent, inputs, outputs)
-            return
         single = len(outputs) == 1
         if single and self._encloses_latest(op, parent, inputs, outputs[0]):
             return
@@ -338,28 +373,29 @@ class BackwardWatch:
         latest.state.enclosing.append((op, parent, places))
         return True
 
-    def _watch_name(self, op: OpRef, parent: OpRef | None, inputs: Inputs | None, outputs: list[Tensor]) -> None:
-        """Task structure: that backward came by is all there is to record, and one hook tells."""
-        given = {(id(edge[0]), edge[1]) for edge in inputs.edges if edge is not None} if inputs is not None else ()
-        session = self._session
-        seen = False
+    def watch_name(self, op: OpRef, parent: OpRef | None, sequence: int, result: Any) -> None:
+        """Task structure: that backward comes by is all there is to record, and one hook on one node tells.
 
-        def passed(_: Any) -> None:
-            nonlocal seen
-            if seen or not session.recording:
-                return
-            seen = True
-            try:
-                within = parent.as_backward() if parent is not None else None
-                session.emit(CallRecord(op.as_backward(), None, None, None, None, within))
-            except Exception as error:  # noqa: BLE001 - a guest
-                session.guard.lose("backward", error)
-
-        for tensor in outputs:
-            node = tensor.grad_fn
-            if node is not None and (id(node), tensor.output_nr) not in given:
-                node.register_prehook(passed)
-                return
+        `sequence` is the number that the call's first node has got if it made any. Nothing may be switched off before.
+        """
+        quiet = bool(function_modes())
+        if quiet:
+            self._quiet.enter()
+        try:
+            node = _made_since(sequence, result)
+        finally:
+            if quiet:
+                self._quiet.leave()
+        if node is None:
+            return
+        number = node._sequence_nr()
+        last = self._named
+        # A module around its one API ends in the same node: one hook tells of both.
+        if last is not None and last.number == number and last.calls:
+            last.calls.append((op, parent))
+            return
+        self._named = hook = NameHook(self._session, number, op, parent)
+        node.register_prehook(hook)
 
     def see(
         self,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from msprobe_launch.adapters.torch.backward import BackwardWatch, Inputs, inputs_of
+from msprobe_launch.adapters.torch.backward import BackwardWatch, Inputs, inputs_of, next_sequence_number
 from msprobe_launch.adapters.torch.naming import ModuleInfo, ModuleNames
 from msprobe_launch.adapters.torch.quiet import Quiet, from_compiler, is_traced
 from msprobe_launch.adapters.torch.steps import has_closure
@@ -160,7 +160,10 @@ class ModuleCalls:
             if parameters and not (info.lazy and _is_uninitialized(parameters)):
                 record.parameters = {n: describe(value) for n, value in parameters.items() if value is not None}
         if gradients and gate.backward:
-            state.inputs = inputs_of(args, kwargs)
+            if gate.names_only:
+                state.sequence = next_sequence_number()
+            else:
+                state.inputs = inputs_of(args, kwargs)
             if module._parameters and not info.lazy:
                 self._gradients.watch(info, module)
         return state
@@ -186,6 +189,10 @@ class ModuleCalls:
 
     def _after(self, state: _Before, record: CallRecord, result: Any) -> None:
         gate = self._session.gate
+        if gate.names_only:
+            if state.sequence is not None:
+                self._backward.watch_name(record.op, state.parent, state.sequence, result)
+            return
         self._quiet.enter()
         try:
             if gate.outputs and gate.forward:
@@ -206,13 +213,14 @@ _RAISED = object()
 class _Before:
     """What was seen at the start of a module call. `op` is None where the module is no op of its own."""
 
-    __slots__ = ("gradients", "inputs", "op", "parent", "record")
+    __slots__ = ("gradients", "inputs", "op", "parent", "record", "sequence")
 
     def __init__(self) -> None:
         self.op: OpRef | None = None
         self.parent: OpRef | None = None
         self.record: CallRecord | None = None
         self.inputs: Inputs | None = None
+        self.sequence: int | None = None  # task structure: the number of the next autograd node
         self.gradients = False
 
 
