@@ -5,7 +5,7 @@ A rank that cannot be compared is a RankFailure, a value; no error of an input l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,10 +54,30 @@ def compare_rank(
 
     Never raises because of its inputs or of a full disk: those are a RankFailure.
     """
-    try:
+
+    def made() -> Compared:
         found = _compared(target, bench, tolerance, matching)
-        if policy is not None:
-            found = _by_noise(found, target, (bench, second), matching, policy, step)
+        return found if policy is None else _by_noise(found, target, (bench, second), matching, policy, step)
+
+    return publish(
+        made, target.path, step=step, rank=rank, partition=partition, results=results, time=time, formats=formats
+    )
+
+
+def publish(
+    made: Callable[[], Compared],
+    source: Path,
+    *,
+    step: int | None,
+    rank: int | None,
+    partition: Path,
+    results: Path | None,
+    time: str,
+    formats: Sequence[str],
+) -> RankComparison | RankFailure:
+    """Run a comparison, write its files (see `compare_rank`) and say how it went. Never raises because of inputs."""
+    try:
+        found = made()
         partition.parent.mkdir(parents=True, exist_ok=True)
         _write_partition(found.table, partition)
         if results is not None:
@@ -66,18 +86,18 @@ def compare_rank(
                 which = "" if rank is None else f"rank{rank}_"
                 lonely.write(found.matching.lonely, results / f"unmatched_{which}{time}.csv")
     except InputError as error:
-        return RankFailure(step, rank, target.path, str(error))
+        return RankFailure(step, rank, source, str(error))
     except MemoryError:
-        return RankFailure(step, rank, target.path, "out of memory; run with fewer workers (--jobs 1)")
+        return RankFailure(step, rank, source, "out of memory; run with fewer workers (--jobs 1)")
     except OSError as error:
-        return RankFailure(step, rank, target.path, f"{error.filename or 'a file'}: {error.strerror or error}")
+        return RankFailure(step, rank, source, f"{error.filename or 'a file'}: {error.strerror or error}")
     counts = found.table[columns.RESULT].value_counts().to_pylist()
     return RankComparison(
         step=step,
         rank=rank,
         mode=found.mode,
         partition=partition,
-        source=target.path,
+        source=source,
         rows=found.table.num_rows,
         matched=found.table.num_rows - found.unmatched,
         results={entry["values"]: entry["counts"] for entry in counts},
@@ -121,7 +141,7 @@ def write_results(
 
 
 @dataclass(frozen=True, slots=True)
-class _Compared:
+class Compared:
     """The table of one rank and what is known about it."""
 
     table: pa.Table
@@ -141,16 +161,16 @@ def _compared(
     options: match.Options,
     *,
     by_statistics: bool = False,
-) -> _Compared:
+) -> Compared:
     target = _read_side("target", target_folder)
     bench = _read_side("bench", bench_folder)
-    mode, notes = _mode(target, bench)
+    mode, notes = mode_of(target, bench)
     if by_statistics and mode is not Mode.STRUCTURE and _has_statistics(target) and _has_statistics(bench):
         mode = Mode.STATISTICS
     matching = match.match(target, bench, options)
     values = _stored(target, bench, matching, target_folder, bench_folder) if mode is Mode.TENSOR else None
-    table, differs = _table(target, bench, matching, mode, values)
-    return _Compared(
+    table, differs = table_of(target, bench, matching, mode, values)
+    return Compared(
         table=_with_excess(table, mode, tolerance, differs, values),
         mode=mode,
         matching=matching,
@@ -167,13 +187,13 @@ def _has_statistics(side: RankDump) -> bool:
 
 
 def _by_noise(
-    found: _Compared,
+    found: Compared,
     target: RankFolder,
     benches: tuple[RankFolder, RankFolder | None],
     options: match.Options,
     policy: noise.Policy,
     step: int | None,
-) -> _Compared:
+) -> Compared:
     """The same comparison judged by `noise`, against what the benches differ by where there are two."""
     bench, second = benches
     spread, notes = None, list(found.notes)
@@ -205,7 +225,7 @@ def _read_side(side: str, folder: RankFolder) -> RankDump:
         raise type(error)(f"{side} {folder.path}: {error.what}", hint=error.hint) from error
 
 
-def _mode(target: RankDump, bench: RankDump) -> tuple[Mode, list[str]]:
+def mode_of(target: RankDump, bench: RankDump) -> tuple[Mode, list[str]]:
     """The best mode that both dumps have, and notes on what was left unused."""
     notes = [*(f"target: {note}" for note in target.notes), *(f"bench: {note}" for note in bench.notes)]
     if "structure" in (target.task, bench.task):
@@ -261,7 +281,7 @@ def _unmatched_notes(target: RankDump, matching: match.Matching, table: pa.Table
 # -- the table
 
 
-def _table(
+def table_of(
     target: RankDump, bench: RankDump, matching: match.Matching, mode: Mode, values: stored.StoredMetrics | None
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
     """(the partition without its excess, rows that differ by what the table does not show)."""

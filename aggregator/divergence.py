@@ -63,6 +63,9 @@ if TYPE_CHECKING:
 
 EXCESS = "excess"
 
+OUR_REASON = "layout finding"
+"""A column that says in words what was found in a row, where its cells do not show it (see `layouts.compare`)."""
+
 SIGNIFICAND_BITS: dict[str, int] = {
     "float64": 53,
     "float32": 24,
@@ -566,6 +569,8 @@ def _frames(cell: str) -> tuple[str, ...]:
 
 def _reason(cells: dict[str, str], mode: Mode, found: float) -> str:
     """What differs, in words with both values (target first)."""
+    if cells.get(OUR_REASON):
+        return cells[OUR_REASON]
     dtypes = cells["NPU Dtype"], cells["Bench Dtype"]
     shapes = cells["NPU Tensor Shape"], cells["Bench Tensor Shape"]
     if cells[columns.BENCH_NAME] == "N/A":
