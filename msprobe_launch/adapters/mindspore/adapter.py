@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import mindspore
 
+from msprobe_launch.adapters.custom import CustomApis
+from msprobe_launch.adapters.mindspore.apis import ApiCalls
 from msprobe_launch.adapters.mindspore.backward import BackwardWatch
 from msprobe_launch.adapters.mindspore.cells import CellCalls
+from msprobe_launch.adapters.mindspore.collectives import Collectives
 from msprobe_launch.adapters.mindspore.gradients import ParameterGradients
+from msprobe_launch.adapters.mindspore.jit import JitCalls
 from msprobe_launch.adapters.mindspore.naming import CellNames
+from msprobe_launch.adapters.mindspore.primitives import PrimitiveCalls
 from msprobe_launch.adapters.mindspore.quiet import Switch
 from msprobe_launch.adapters.mindspore.runtime import Tensor
 from msprobe_launch.adapters.mindspore.steps import Scope, Steps
@@ -42,7 +47,15 @@ class MindSporeAdapter:
         self._backward = BackwardWatch(session, self._values, switch)
         gradients = ParameterGradients(session, self._values, names, switch)
         self._cells = CellCalls(session, self._values, self._backward, names, switch, scope)
+        self._collectives = Collectives(session, self._values)
+        apis = ApiCalls(session, self._values, self._backward, switch, self._collectives)
+        self._custom = CustomApis(session, apis.observe_custom)
         names.install()
+        JitCalls(session, self._values, self._backward, switch, scope).install()
+        if session.config.level.apis:
+            self._collectives.install()
+            apis.install()
+            PrimitiveCalls(apis, switch, scope).install()
         Steps(session, switch, scope, gradients.local, gradients.applied).install()
         self._cells.install()
 
@@ -85,10 +98,10 @@ class MindSporeAdapter:
         node.register_hook(seen)
 
     def register_api(self, owner: Any, name: str, prefix: str) -> None:
-        raise NotImplementedError
+        self._custom.register(owner, name, prefix)
 
     def restore_apis(self) -> None:
-        raise NotImplementedError
+        self._custom.restore()
 
     def name_models(self, models: Sequence[Any]) -> None:
         self._cells.name_models(models)
@@ -97,7 +110,7 @@ class MindSporeAdapter:
         self._backward.close()
 
     def close_step(self) -> None:
-        """Collectives that nobody has waited for."""
+        self._collectives.close()
 
     def forget_values(self) -> None:
         """Nothing is remembered about tensors."""

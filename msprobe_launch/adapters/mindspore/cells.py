@@ -129,6 +129,8 @@ class CellCalls:
             session.guard.lose("cell input", error)
         finally:
             switch.leave_quiet()
+        cells = self._scope.cells
+        cells.append((cell, info))
         try:
             self._values.raise_theirs()
             if graph:
@@ -136,8 +138,10 @@ class CellCalls:
             else:
                 result = self._original(cell, *args, **kwargs)
         except BaseException:
+            del cells[-1:]
             self._end(state, call, _RAISED, args, kwargs)
             raise
+        del cells[-1:]
         self._end(state, call, result, args, kwargs)
         self._values.raise_theirs()
         return result

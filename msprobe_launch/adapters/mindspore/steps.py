@@ -12,6 +12,7 @@ from mindspore.ops.function.grad import grad_func
 from mindspore.train.callback._callback import CallbackManager
 
 from msprobe_launch.adapters.mindspore import runtime
+from msprobe_launch.adapters.mindspore.naming import CellInfo
 from msprobe_launch.adapters.mindspore.quiet import Switch
 from msprobe_launch.adapters.mindspore.runtime import OPTIMIZERS, Cell
 
@@ -26,14 +27,16 @@ class Scope:
 
     `inside` counts calls of `grad` under way: their cells and functions are not outermost ones, so that a program
     without cells, or one that updates its parameters by hand, has one step per `grad`. `skipped` is the info of an
-    outermost cell that was taken for evaluation; a `grad` inside it says that it was not.
+    outermost cell that was taken for evaluation; a `grad` inside it says that it was not. `cells` are the calls of
+    cells under way, outermost first.
     """
 
-    __slots__ = ("inside", "skipped")
+    __slots__ = ("cells", "inside", "skipped")
 
     def __init__(self) -> None:
         self.inside = 0
-        self.skipped: Any = None
+        self.skipped: CellInfo | None = None
+        self.cells: list[tuple[Any, CellInfo]] = []
 
 
 class Steps:

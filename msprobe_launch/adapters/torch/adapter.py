@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from msprobe_launch.adapters.custom import CustomApis
 from msprobe_launch.adapters.torch import graphs, steps
 from msprobe_launch.adapters.torch.api import ApiCalls
 from msprobe_launch.adapters.torch.backward import BackwardWatch
-from msprobe_launch.adapters.torch.custom import CustomApis
 from msprobe_launch.adapters.torch.modules import ModuleCalls
 from msprobe_launch.adapters.torch.quiet import Quiet
 from msprobe_launch.adapters.torch.values import TorchValues

@@ -271,7 +271,7 @@ class ApiCalls(TorchFunctionMode):
         return site
 
     def observe(self, prefix: str, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call and record a function that the script has registered (`adapters.torch.custom`)."""
+        """Call and record a function that the script has registered (`adapters.custom`)."""
         key = ("custom", prefix, name)
         site = self._sites.get(key)
         if site is None:

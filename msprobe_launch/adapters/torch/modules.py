@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C import DisableTorchFunction
 from torch.nn.parameter import UninitializedParameter
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -114,11 +115,15 @@ class ModuleCalls:
         session = self._session
         state = call = None
         try:
-            self._quiet.enter()
-            try:
-                state = self._before(module, args, kwargs)
-            finally:
-                self._quiet.leave()
+            gradients = torch.is_grad_enabled()
+            if session.gate.names_only:
+                state = self._before(module, args, kwargs, gradients)
+            else:
+                self._quiet.enter()
+                try:
+                    state = self._before(module, args, kwargs, gradients)
+                finally:
+                    self._quiet.leave()
             call = session.enter_module(state.op, _frame())
         except Exception as error:  # noqa: BLE001 - a guest
             session.guard.lose("module input", error)
@@ -130,7 +135,8 @@ class ModuleCalls:
         self._end(state, call, result)
         return result
 
-    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Before:
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], gradients: bool) -> _Before:
+        """What goes in. `gradients`: the graph of this call is built."""
         session = self._session
         state = _Before()
         info = self._names.of(module)
@@ -148,8 +154,7 @@ class ModuleCalls:
         if not session.takes_modules:
             return state
         gate = session.gate
-        # The graph of this call is built if gradients were on before we switched them off.
-        gradients = state.gradients = self._quiet.gradients
+        state.gradients = gradients
         record = state.record = CallRecord(op, None, None, None, None, state.parent)
         record.recompute = bool(session.in_backward) and gradients
         if gate.inputs and gate.forward:
@@ -244,14 +249,16 @@ class ParameterGradients:
     def watch(self, info: ModuleInfo, module: nn.Module) -> None:
         """Hook the module's own parameters, those that are not hooked yet."""
         for name, parameter in module._parameters.items():
-            if parameter is None or not parameter.requires_grad or not parameter.is_leaf:
+            if parameter is None:
                 continue
             known = self._hooked.get(id(parameter))
             if known is not None and known() is parameter:
                 continue
-            self._hooked[id(parameter)] = weakref.ref(parameter)
-            info.expected.add(name)
-            parameter.register_post_accumulate_grad_hook(self._hook(info, name))
+            with DisableTorchFunction():
+                if parameter.requires_grad and parameter.is_leaf:
+                    self._hooked[id(parameter)] = weakref.ref(parameter)
+                    info.expected.add(name)
+                    parameter.register_post_accumulate_grad_hook(self._hook(info, name))
 
     def _hook(self, info: ModuleInfo, name: str) -> Callable[[Tensor], None]:
         def accumulated(parameter: Tensor) -> None:
