@@ -127,6 +127,13 @@ def parser() -> argparse.ArgumentParser:
         made.add_argument(
             f"--{kind}-mapping", type=_path, metavar="FILE", help=f"{what} of the target and of the bench, as msprobe's"
         )
+    made.add_argument(
+        "--layout",
+        type=_layout,
+        metavar="FILE",
+        help="put ranks together first, for runs with other tensor, data or pipeline parallel sizes; auto: as far as "
+        "the dumps say how",
+    )
     made.add_argument("--attempt", type=int, metavar="K", help="restart to read (default: the last)")
     made.add_argument("--steps", type=_numbers, default=frozenset(), metavar="LIST", help="such as 0,2,5-8")
     made.add_argument("--ranks", type=_numbers, default=frozenset(), metavar="LIST", help="such as 0,2,5-8")
@@ -281,6 +288,7 @@ def _run(options: argparse.Namespace) -> int:
         formats=frozenset(Format(name) for name in options.format),
         allow_missing=options.allow_missing,
         policy=_policy(options),
+        layout=options.layout,
     )
 
     def executors(count: int, job_bytes: int) -> Executor:
@@ -331,6 +339,10 @@ def _path(text: str) -> Path:
     if not text.strip():
         raise argparse.ArgumentTypeError("an empty text is no path (is a variable of the shell empty?)")
     return Path(text)
+
+
+def _layout(text: str) -> Path | str:
+    return text if text == "auto" else _path(text)
 
 
 def _numbers(text: str) -> frozenset[int]:

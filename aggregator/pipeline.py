@@ -37,6 +37,8 @@ from aggregator.alone import RankStatistics
 from aggregator.analyse import attendance, opposite, opsets, overall, replicas
 from aggregator.analyse.attendance import MissingRank, RankNote
 from aggregator.columns import Mode
+from aggregator.layouts import compare as layout_compare
+from aggregator.layouts import plan as layout_plan
 from aggregator.merge import RankTable
 from aggregator.merge_config import MergeConfig
 from aggregator.model import Divergence, RankComparison, RankFailure, rank_order
@@ -51,7 +53,8 @@ from msprobe_launch.records.layout import RankFolder, step_number
 class Request:
     """What a person asked for. Empty `steps` and `ranks` mean all; `time` is the name of the output folder.
 
-    `policy` None judges by msprobe's rules and the tolerances of `divergence`.
+    `policy` None judges by msprobe's rules and the tolerances of `divergence`. `layout` (a file, or
+    `layouts.plan.AUTO`) puts ranks together before they are compared; None compares rank by rank.
     """
 
     inputs: tuple[Path, ...]
@@ -67,6 +70,7 @@ class Request:
     formats: frozenset[Format] = frozenset(Format)
     allow_missing: bool = False
     policy: noise.Policy | None = None
+    layout: Path | str | None = None
 
 
 Executors = Callable[[int, int], Executor]
@@ -91,11 +95,14 @@ def aggregate(request: Request, executors: Executors) -> Report:
     run = _selected_dumps(request, found)
     bench = request.bench or _bench_of(run)
     trusted = _trusted(bench, request.policy)
+    _check_layout(request, trusted)
     if request.policy is not None and not trusted:
         raise UsageError("--verdict noise judges a comparison, and there is no bench", hint="Name it: --bench RUN_DIR")
     with executors(len(run.dumps), _largest(run.dumps)) as executor:
         if not trusted:
             return _from_run(request, run, executor)
+        if request.layout is not None:
+            return _from_layout(request, run, trusted, bench, executor)
         return _from_pairs(request, run, trusted, bench, executor)
 
 
@@ -214,6 +221,61 @@ def _from_pairs(
         expected=attendance.expected(run),
         bench=bench_paths,
         notes=run.notes + tuple(f"bench: {note}" for note in bench.notes) + notes,
+        rank_notes=attendance.roster_notes(run),
+    )
+
+
+def _check_layout(request: Request, trusted: Sequence[Run]) -> None:
+    """Raises UsageError where ranks cannot be put together as asked."""
+    if request.layout is None:
+        return
+    if not trusted:
+        raise UsageError("--layout puts ranks together for a comparison, and there is no bench", hint="--bench RUN_DIR")
+    if len(trusted) > 1:
+        raise UsageError("--layout takes one trusted run; --bench names two", hint="Leave out one.")
+    if request.ranks:
+        raise UsageError("--layout needs all ranks of a group; --ranks leaves some out", hint="Leave out --ranks.")
+
+
+def _from_layout(
+    request: Request, run: Run, trusted: Sequence[Run], bench_paths: tuple[Path, ...], executor: Executor
+) -> Report:
+    """As `_from_pairs`, ranks of either side put together first."""
+    if request.layout is None:
+        raise ValueError("no layout")
+    planned = layout_plan.plan(run, trusted[0], request.layout)
+    output = _make_output(request, run.roots[0])
+    kind = "xlsx" if Format.XLSX in request.formats and Format.CSV not in request.formats else "csv"
+    jobs = [
+        partial(
+            layout_compare.compare_unit,
+            entry.unit,
+            step=entry.step,
+            rank=entry.rank,
+            partition=_partition(output, entry.step, entry.rank),
+            results=_step_folder(output, entry.step),
+            time=request.time,
+            formats=(kind,),
+            tolerance=request.tolerance,
+            matching=request.matching,
+            policy=request.policy,
+        )
+        for entry in planned.planned
+    ]
+    compared, failures = _sorted([*pool.run(executor, jobs), *planned.failures], RankComparison)
+    _check_room(failures, output)
+    return _compared_report(
+        request,
+        Task.COMPARED,
+        output,
+        compared,
+        failures,
+        executor,
+        missing=(),
+        missing_steps=attendance.missing_steps(run, request.steps),
+        expected=planned.expected,
+        bench=bench_paths,
+        notes=run.notes + tuple(f"bench: {note}" for note in trusted[0].notes) + planned.notes,
         rank_notes=attendance.roster_notes(run),
     )
 

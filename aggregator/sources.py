@@ -350,6 +350,8 @@ def pair(target: Run, bench: Run) -> tuple[tuple[Pair, ...], tuple[RankFailure, 
             if other is None:
                 known = number_ranges(d.rank for d in others)
                 reason = f"the bench has no rank {dump.rank} in this step (it has {known})"
+                if len(own) != len(others) and len(others) > 1:
+                    reason += "; runs of other parallel sizes: --layout"
                 failures.append(RankFailure(step, dump.rank, dump.folder.path, reason))
             else:
                 pairs.append(Pair(step, dump.rank, dump.folder, other.folder))
