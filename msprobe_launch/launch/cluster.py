@@ -276,9 +276,7 @@ class _Run:
         ended = self.supervision.ended([self._worker(running) for running in self.workers])
         workers = tuple(worker for worker in ended if worker.rank >= 0)
         nameless = [worker for worker in ended if worker.rank < 0]
-        for worker in nameless:
-            text = f"worker {worker.local_rank} of this node never got a rank: it did not come past init()"
-            self.supervision.event("no rank", text)
+        self._tell_nameless(nameless)
         return RunOutcome(
             self.job.run_dir,
             workers,
@@ -353,11 +351,11 @@ class _Run:
         look_for_numbers = time.monotonic()
         while True:
             living = [running for running in self.workers if running.lives]
+            if failed is None and stopping is None:
+                failed = next((running for running in self.workers if running.popen.returncode), None)
             if not living:
                 return failed
             now = time.monotonic()
-            if failed is None and stopping is None:
-                failed = next((running for running in self.workers if running.popen.poll()), None)
             number = self._stop_signal(stopping, failed, now - since)
             if number is not None:
                 if stopping is None:
@@ -439,6 +437,15 @@ class _Run:
         code = running.popen.poll()
         local_rank, pid = running.process.local_rank, running.popen.pid
         return Worker(rank, local_rank, self.job.world_size, 0, pid, code, running.stopped)
+
+    def _tell_nameless(self, workers: list[Worker]) -> None:
+        """What the roster cannot tell, as these have no rank there."""
+        for worker in workers:
+            what = f"worker {worker.local_rank} of this node (pid {worker.pid})"
+            if worker.exit_code and not worker.stopped:
+                self.supervision.event("failed", f"{what} failed: {_code(worker.exit_code)}")
+            if self.job.run_dir is not None:
+                self.supervision.event("no rank", f"{what} never got a rank: it did not come past init()")
 
     def _number(self) -> bool:
         """Learn from the roster which ranks the framework has made of our workers. True where all are known now."""
