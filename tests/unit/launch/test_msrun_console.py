@@ -1,0 +1,48 @@
+"""Log files of several ranks on one console."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from msprobe_launch.launch.console import ConsoleTail
+
+
+def test_lines_come_whole_in_order_and_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    logs = [tmp_path / name for name in ("a", "b")]
+    for log in logs:
+        log.touch()
+    tail = ConsoleTail({log: f"[{log.name}]: " for log in logs})
+    with logs[0].open("ab", buffering=0) as first, logs[1].open("ab", buffering=0) as second:
+        first.write(b"one\ntw")
+        second.write(b"ein\r\n" + b"z" * 200_000 + b"\n")
+        shown = ""
+        deadline = time.monotonic() + 30
+        while "[a]: one\n" not in shown or "z\n" not in shown:
+            assert time.monotonic() < deadline
+            shown += capfd.readouterr().out
+        assert "tw" not in shown
+        first.write(b"o\n10%\r50%\r")
+        second.write("ü\xff".encode("latin-1"))
+    tail.close()
+    with logs[0].open("ab", buffering=0) as first:
+        first.write(b"nobody reads this")
+    shown += capfd.readouterr().out
+    of_first = [line for line in shown.splitlines() if line.startswith("[a]")]
+    assert of_first == ["[a]: one", "[a]: two", "[a]: 50%"]
+    of_second = [line for line in shown.splitlines() if line.startswith("[b]")]
+    assert of_second[:2] == ["[b]: ein", f"[b]: {'z' * 200_000}"]
+    assert len(of_second) == 3
+
+
+def test_a_console_that_nobody_reads_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "a"
+    log.write_text("line\n")
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as out:
+        monkeypatch.setattr("sys.stdout", out)
+        ConsoleTail({log: ""}).close()
