@@ -132,10 +132,7 @@ def test_odd_names_of_directories_and_scripts(tmp_path: Path, run_cli: Launch, n
     script.write_text("import torch\nm = torch.nn.Linear(3, 2)\nm(torch.ones(1, 3)).sum().backward()\n")
     done = run_cli(["-m", "msprobe_launch", "--run-dir", folder / "r", script], cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert (
-        f"recorded by 1 of 1 ranks, steps 0, 9 calls -> {folder / 'r'}" in done.stderr
-        or "recorded by 1 of 1" in done.stderr
-    )
+    assert "recorded by 1 of 1 ranks" in done.stderr
     default = run_cli(["-m", "msprobe_launch", script], cwd=folder)
     assert default.returncode == 0, default.stderr
     assert "recorded by 1 of 1 ranks" in default.stderr
@@ -162,7 +159,7 @@ for step in range(5):
 def test_a_hang_names_who_waits_and_who_did_not_come(tmp_path: Path, run_cli: Launch) -> None:
     script = tmp_path / "hangs.py"
     script.write_text(HANGS)
-    options = ["--probe-hang-timeout", "4", "--probe-hang-kill", "--probe-status", "1", "--shutdown-timeout", "2"]
+    options = ["--probe-hang-timeout", "8", "--probe-hang-kill", "--probe-status", "1", "--shutdown-timeout", "2"]
     done = run_cli(["-m", "msprobe_launch", "--nproc", "3", "--run-dir", "run", *options, script], cwd=tmp_path)
     assert done.returncode == 143
     lines = done.stderr.splitlines()
