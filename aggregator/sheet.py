@@ -175,7 +175,12 @@ def _equal_as_written(table: pa.Table, name: str, integers: npt.NDArray[np.uint8
     same_kind = ((integers >> i) & 1) == ((integers >> (i + 4)) & 1)
     a = _one(table[NPU_STATISTICS[i] + TEXT_SUFFIX]).fill_null("")
     b = _one(table[BENCH_STATISTICS[i] + TEXT_SUFFIX]).fill_null("")
-    found: npt.NDArray[np.bool_] = zero & same_kind & pc.equal(a, b).to_numpy(zero_copy_only=False)
+    # Of two zeros with other signs the difference is 0.0 or -0.0.
+    signs = [
+        np.signbit(_one(table[names[i]]).to_numpy(zero_copy_only=False)) for names in (NPU_STATISTICS, BENCH_STATISTICS)
+    ]
+    same_text = pc.equal(a, b).to_numpy(zero_copy_only=False)
+    found: npt.NDArray[np.bool_] = zero & same_kind & (signs[0] == signs[1]) & same_text
     return found
 
 

@@ -67,14 +67,17 @@ def test_an_output_one_percent_off(compare_ops, make_call, make_value):
     def ops(factor):
         return {OP: make_call(scaled(make_value, 1.0), out=scaled(make_value, factor))}
 
-    first = compare_ops(ops(1.01), ops(1.0)).result.first
-    assert first is not None
-    assert first.item == f"{OP}.output.0"
+    found = compare_ops(ops(1.01), ops(1.0)).result
+    assert set(found.results) == {"pass"}
+    assert found.first is not None
+    assert found.first.item == f"{OP}.output.0"
 
 
-def test_a_flipped_sign(excess_of, make_value):
+def test_a_flipped_sign(compare_ops, make_call, excess_of, make_value):
     flipped = make_value(3.8, -3.9, -0.004, 78.0, shape=[4, 24, 64])
-    assert excess_of(flipped, scaled(make_value, 1.0)) > 50
+    found = compare_ops({OP: make_call(out=flipped)}, {OP: make_call(out=scaled(make_value, 1.0))})
+    assert (set(found.result.results), found.result.findings) == ({"pass"}, 1)
+    assert found.excess(f"{OP}.output.0") > 50
     # Symmetric but for the mean, which is small beside the values and yet far beyond their rounding.
     assert (
         excess_of(
@@ -92,6 +95,7 @@ def test_non_finite_on_one_side_only(compare_ops, make_call, make_value, side, o
     found = compare_ops(bad, good) if side == "target" else compare_ops(good, bad)
     assert found.excess(f"{OP}.input.0") == INF
     assert found.result.findings == 1
+    assert set(found.result.results) == {"error" if side == "target" else "pass"}
     shown = "Nan" if math.isnan(odd) else str(odd)
     assert shown in found.result.first.reason
 
@@ -100,6 +104,7 @@ def test_a_target_row_without_a_bench_row(compare_ops, make_call, make_value):
     one = make_value(1.0)
     found = compare_ops({OP: make_call(one, one), "Torch.x.0.forward": make_call(one)}, {OP: make_call(one)})
     assert (found.result.rows, found.result.matched) == (3, 1)
+    assert set(found.result.results) == {"pass"}
     assert "2 of the target's 3 items have no counterpart" in found.result.notes[0]
 
 
@@ -112,15 +117,17 @@ def test_ops_only_in_the_bench(compare_ops, make_call, make_value):
 def test_names_that_differ_by_a_wrapper_are_compared(compare_ops, make_call, make_value):
     target = {"Module.module.fc.Linear.forward.0": make_call(scaled(make_value, 1.01))}
     found = compare_ops(target, {"Module.fc.Linear.forward.0": make_call(scaled(make_value, 1.0))})
+    assert set(found.result.results) == {"pass"}
     assert found.result.first.bench_item == "Module.fc.Linear.forward.0.input.0"
 
 
-@pytest.mark.parametrize("keyword", ["src", "alpha"])
-def test_a_keyword_scalar_that_differs(compare_ops, make_call, make_value, keyword):
+@pytest.mark.parametrize(("keyword", "result"), [("src", "pass"), ("alpha", "error")])
+def test_a_keyword_scalar_that_differs(compare_ops, make_call, make_value, keyword, result):
     def ops(value):
         return {OP: make_call(make_value(1.0), keywords={keyword: {"type": "int", "value": value}})}
 
     found = compare_ops(ops(0), ops(1))
+    assert found.rows[f"{OP}.input.{keyword}"]["Result"] == result
     assert found.result.first.item == f"{OP}.input.{keyword}"
     assert found.result.first.reason == "value 0 against 1"
     assert found.result.first.excess == INF

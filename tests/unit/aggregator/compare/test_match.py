@@ -106,3 +106,16 @@ def test_what_is_left_on_both_sides_is_named(compare_ops, make_value, make_call)
 
 def test_a_name_that_stands_twice_is_matched_by_occurrence():
     assert pairs(match.by_name, ["a", "a", "b"], ["a", "b", "a"]) == {(0, 0), (1, 2), (2, 1)}
+
+
+def test_a_backward_call_is_matched_by_its_number(compare_ops, make_value):
+    """msprobe takes backward calls in the order in which they came (docs/compatibility.md): here 1 against 2."""
+
+    def ops(*numbers):
+        return {f"Torch.a.{i}.backward": {"input": [make_value(float(i))], "output": []} for i in numbers}
+
+    found = compare_ops(ops(3, 1), ops(3, 2, 1))
+    assert [(row["NPU Name"], row["Bench Name"]) for row in found.rows.values()] == [
+        (f"Torch.a.{i}.backward.input.0",) * 2 for i in (3, 1)
+    ]
+    assert found.result.bench_only == ("Torch.a.2.backward",)

@@ -193,6 +193,12 @@ def test_positional_against_keyword(pairs, swap):
     assert found == ({b: a for a, b in wanted.items()} if swap else wanted)
 
 
+def test_a_keyword_is_matched_at_the_same_place_inside_only(pairs):
+    target = {"Torch.a.0.forward": call({"c": tensor()}, keywords={"also": {"c": tensor()}})}
+    bench = {"Torch.a.0.forward": call({"a": tensor()}, keywords={"also": {"c": tensor()}})}
+    assert pairs(target, bench) == {"Torch.a.0.forward.input.also.c": "Torch.a.0.forward.input.also.c"}
+
+
 def test_two_keywords_are_never_one(pairs):
     target = {"Torch.sum.0.forward": call(tensor(), keywords={"dim": plain(1)})}
     bench = {"Torch.sum.0.forward": call(tensor(), keywords={"axis": plain(1)})}

@@ -43,7 +43,11 @@ def along(cosine):
     ("target", "bench", "dtype", "expected"),
     [
         ([1, 2, 3], [1, 2, 3], "f4", (1.0, 0.0, 0.0, 0.0, 1.0, 1.0)),
-        # The dtype's epsilon stands for a bench element of 0.
+        # The dtype's epsilon is added to both sides where the bench has 0.
+        ([1e-8, 1, 4], [0, 1, 4], "f4",
+         (1.0, 9.99999993922529e-09, 1e-08, 0.083886027336, 0.666666666667, 0.666666666667)),
+        ([2, 1, 4], [0, 1, 4], "f4", (0.899735410842, 2.0, 2.0, 16777215.0, 0.666666666667, 0.666666666667)),
+        ([1e-17, 3], [0, 3], "f8", (1.0, 1e-17, 0.0, 0.045035996274, 0.5, 0.5)),
         ([1, 2, 3], [0, 2, 3], "f4", (0.963624111659, 1.0, 1.0, 8388608.0, 0.666666666667, 0.666666666667)),
         ([1, 2, 3], [0, 2, 3], "f2", (0.963624111659, 1.0, 1.0, 8388608.0, 0.666666666667, 0.666666666667)),
         ([1, 2, 3], [0, 2, 3], "f8", (0.963624111659, 1.0, 1.0, 2.0**52, 0.666666666667, 0.666666666667)),
@@ -72,6 +76,13 @@ def along(cosine):
         # One element has no direction.
         (1.01, 1.0, "f4", single(0.009999990463, 0.009999990463)),
         ([[1.01]], [0.0], "f4", single(1.009999990463, 8472494.0)),
+        (2.0, 0.0, "f4", single(2.0, 16777215.0)),
+        # Its error is computed in the stored type.
+        (1, 3, "u1", single(254.0, 0.666666666667)),
+        (2**31 - 1, -(2**31), "i4", single(1.0, 1.999999999534)),
+        (2**53 + 1, 2**53, "i8", single(1.0, 0.0)),
+        (6e4, -6e4, "f2", single(INF, 2.0)),
+        (3 + 4j, 1 + 1j, "c8", single(3.605551242828, 2.0)),
         (NAN, NAN, "f4", single("Nan", "Nan")),
         (INF, 1.0, "f4", single(INF, INF)),
         (np.zeros((0, 3)), np.zeros((2, 3)), "f4", UNSUPPORTED),
@@ -132,8 +143,9 @@ def test_distance_and_errors_are_those_of_numpy(tmp_path_factory, pairs):
     wide = t.astype(np.float64) - b.astype(np.float64)
     assert found[1] == pytest.approx(np.linalg.norm(wide), rel=1e-12)
     assert found[2] == round(float(np.abs(wide).max()), 12)
+    eps = np.where(b == 0, np.float32(2**-23), np.float32(0))
     with np.errstate(all="ignore"):
-        relative = np.abs((t - b) / np.where(b == 0, np.float32(2**-23), b))
+        relative = np.abs((t + eps - (b + eps)) / (b + eps))
     assert found[4] == round(int((relative < 0.001).sum()) / len(t), 12)
 
 

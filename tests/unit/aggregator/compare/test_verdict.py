@@ -166,6 +166,22 @@ def test_keywords_that_name_ranks_are_shown_bare_and_not_judged(compare_ops, mak
     assert (dim["NPU Dtype"], faults(dim)) == ("<class 'int'>", [Fault.SCALAR])
 
 
+def test_zeros_of_either_sign_are_one_scalar(compare_ops, make_call):
+    def ops(number):
+        return {"Torch.a.0.forward": make_call({"type": "float", "value": number})}
+
+    row = compare_ops(ops(0.0), ops(-0.0)).rows["Torch.a.0.forward.input.0"]
+    assert (row["Max diff"], row["MaxRelativeErr"], faults(row)) == ("0.0", "inf", [])
+
+
+def test_without_a_checksum_stands_that_of_no_bytes(compare_ops, make_value, make_call):
+    ops = {"Torch.a.0.forward": make_call(make_value(1.0, md5="a1"), make_value(1.0, type="numpy.ndarray"), None)}
+    found = compare_ops(ops, ops)
+    assert [row["NPU MD5"] for row in found.rows.values()] == ["a1", "00000000", "N/A"]
+    assert [row["BENCH MD5"] for row in found.rows.values()] == ["a1", "00000000", "N/A"]
+    assert found.result.findings == 0
+
+
 def test_rules_of_checksums(compare_ops, make_value, make_call):
     def item(md5, **more):
         return make_value(1.0, md5=md5, **more)
