@@ -115,6 +115,8 @@ class ApiCalls(TorchFunctionMode):
         self._sites: dict[Any, Site | None] = {}
         # By identity, the code kept alive: a code object's own hash reads all its constants, 1 us a time.
         self._callers: dict[int, tuple[int, CodeType]] = {}
+        # True while a call that we are handling may open a step: the mode is off the stack then, and torch puts it back.
+        self._handling = False
 
     # -- the stack
 
@@ -130,7 +132,7 @@ class ApiCalls(TorchFunctionMode):
     def arm(self) -> None:
         """Put the mode on the stack, above default-device contexts, which insist on the bottom."""
         stack = _get_current_function_mode_stack()
-        if self in stack:
+        if self._handling or self in stack:
             return
         above = []
         while stack_depth() and not isinstance(stack[stack_depth() - 1], DeviceContext):
@@ -333,7 +335,11 @@ class ApiCalls(TorchFunctionMode):
         if _is_grad_enabled() and any(
             isinstance(value, Tensor) and value.requires_grad for value in (*args, *kwargs.values())
         ):
-            self._session.functional_forward()
+            self._handling = True
+            try:
+                self._session.functional_forward()
+            finally:
+                self._handling = False
 
     def _before(
         self, site: Site, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -289,6 +289,20 @@ def test_a_model_that_is_one_layer_is_recorded(record: Any) -> None:
     assert next(iter(recorded.steps[0])) == "Module.Linear.forward.0"
 
 
+def test_a_call_before_the_first_module_that_opens_the_step_leaves_every_call_recorded_once(record: Any) -> None:
+    recorded = record(
+        "import torch\nm = torch.nn.Linear(3, 2)\no = torch.optim.SGD(m.parameters(), lr=0.1)\n"
+        "for p in m.parameters(): p.data.add_(torch.rand_like(p))\nm(torch.ones(1, 3)).sum().backward(); o.step()\n",
+        "L1",
+    )
+    assert [name for name in recorded.steps[0] if "linear" in name or "rand_like" in name] == [
+        "Torch.rand_like.0.forward",
+        "Torch.rand_like.1.forward",
+        "Functional.linear.0.forward",
+        "Functional.linear.0.backward",
+    ]
+
+
 def test_a_program_without_modules_is_recorded_step_by_step(record: Any) -> None:
     recorded = record(
         "import torch\nw = torch.ones(3, 2, requires_grad=True)\no = torch.optim.SGD([w], lr=0.1)\n"
