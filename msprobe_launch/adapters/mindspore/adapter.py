@@ -7,7 +7,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import mindspore
+from mindspore import __version__, set_deterministic, set_seed
+from mindspore.communication import GlobalComm, get_group_size, get_rank
 
 from msprobe_launch.adapters.custom import CustomApis
 from msprobe_launch.adapters.mindspore.apis import ApiCalls
@@ -36,7 +37,7 @@ class MindSporeAdapter:
     value_ending = ".npy"
 
     def __init__(self) -> None:
-        self.versions = {"mindspore": mindspore.__version__}
+        self.versions = {"mindspore": __version__}
 
     def install(self, session: Session) -> None:
         self._session = session
@@ -81,6 +82,9 @@ class MindSporeAdapter:
         self._values.raise_theirs()
         return described
 
+    def save_values(self) -> None:
+        self._values.save_values()
+
     def watch_gradient(self, value: Any, put: Callable[[Value], None]) -> None:
         node = value._grad_node if isinstance(value, Tensor) else None
         if node is None:
@@ -121,8 +125,6 @@ class MindSporeAdapter:
 
 def known_rank() -> tuple[int, int] | None:
     """See `msprobe_launch.adapters.known_rank`. Before `init` MindSpore would answer from stale variables."""
-    from mindspore.communication import GlobalComm, get_group_size, get_rank
-
     if GlobalComm.INITED:
         return int(get_rank()), int(get_group_size())
     return None
@@ -135,10 +137,10 @@ def seed(number: int, deterministic: bool) -> None:
     random.seed(number)
     os.environ["PYTHONHASHSEED"] = str(number)
     np.random.seed(number)
-    mindspore.set_seed(number)
+    set_seed(number)
     if deterministic:
         os.environ.setdefault("HCCL_DETERMINISTIC", "true")
-        mindspore.set_deterministic(True)
+        set_deterministic(True)
 
 
 def create_adapter() -> MindSporeAdapter:

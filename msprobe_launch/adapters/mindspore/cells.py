@@ -10,10 +10,8 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import mindspore
-from mindspore.nn import cell as cell_module
 
 from msprobe_launch.adapters.mindspore import runtime
 from msprobe_launch.adapters.mindspore.backward import BackwardWatch, Inputs
@@ -71,8 +69,8 @@ class CellCalls:
 
         Cell.__call__ = __call__
         stacks = session.writer.stacks
-        stacks.framework = (os.path.dirname(mindspore.__file__) + os.sep,)
-        stacks.plumbing = frozenset({cell_module.__file__})
+        stacks.plumbing = frozenset({original.__code__.co_filename})
+        stacks.framework = (str(Path(original.__code__.co_filename).parent.parent) + os.sep,)
 
     def name_models(self, models: Sequence[Any]) -> None:
         """Several models: their index stands before their cells' names."""

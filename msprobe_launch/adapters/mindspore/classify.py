@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import types
 from collections.abc import Iterator
 from typing import Any
-
-import mindspore.mint.distributed as mint_distributed
-import mindspore.mint.linalg as mint_linalg
-import mindspore.mint.nn.functional as mint_functional
-import mindspore.mint.special as mint_special
-import mindspore.ops.communication as ops_communication
-import mindspore.ops.functional as ops_functional
-from mindspore import mint, ops
-from mindspore.communication import comm_func
 
 from msprobe_launch.adapters.mindspore.runtime import Tensor
 
@@ -42,7 +34,8 @@ _OPERATORS = frozenset(
 ) | frozenset("__neg__ __invert__ __abs__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __getitem__ __setitem__".split())
 
 # Functions of all these modules that communicate are `Distributed.<name>`.
-_COMMUNICATION = (mint_distributed, comm_func, ops_communication)
+_COMMUNICATION = ("mindspore.mint.distributed", "mindspore.communication.comm_func", "mindspore.ops.communication")
+_ALIASES = ("mindspore.ops", "mindspore.ops.functional")  # which hold some of them too
 _NO_COMMUNICATION = frozenset(
     """get_rank get_world_size get_backend get_global_rank get_group_rank get_process_group_ranks new_group
     init_process_group destroy_process_group get_cache_group_size get_cache_group_rank restricted_loads
@@ -50,11 +43,11 @@ _NO_COMMUNICATION = frozenset(
 )
 # (prefix, modules that hold the same functions)
 _FUNCTIONS = (
-    ("Functional", (ops, ops_functional)),
-    ("Mint", (mint,)),
-    ("Mint", (mint_linalg,)),
-    ("Mint", (mint_special,)),
-    ("MintFunctional", (mint_functional,)),
+    ("Functional", _ALIASES),
+    ("Mint", ("mindspore.mint",)),
+    ("Mint", ("mindspore.mint.linalg",)),
+    ("Mint", ("mindspore.mint.special",)),
+    ("MintFunctional", ("mindspore.mint.nn.functional",)),
 )
 
 _PLAIN = (types.FunctionType, types.BuiltinFunctionType)
@@ -64,7 +57,8 @@ _METHODS = (types.FunctionType, types.MethodDescriptorType, types.WrapperDescrip
 def functions() -> Iterator[tuple[str, str, Any, tuple[Any, ...]]]:
     """(prefix, name, function, modules) of all functions that are recorded but for those that communicate."""
     communicate = {id(function) for _, function, _ in communications()}
-    for prefix, modules in _FUNCTIONS:
+    for prefix, names in _FUNCTIONS:
+        modules = [importlib.import_module(name) for name in names]
         for name in dir(modules[0]):
             function = getattr(modules[0], name)
             if name.startswith("_") or name in _NO_OPERATIONS or not isinstance(function, _PLAIN):
@@ -76,13 +70,14 @@ def functions() -> Iterator[tuple[str, str, Any, tuple[Any, ...]]]:
 
 def communications() -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
     """(name, function, modules) of all functions that communicate."""
-    for module in _COMMUNICATION:
+    aliases = [importlib.import_module(name) for name in _ALIASES]
+    for module in map(importlib.import_module, _COMMUNICATION):
         exported = getattr(module, "__all__", None) or dir(module)
         for name in exported:
             function = getattr(module, name, None)
             if name.startswith("_") or name in _NO_COMMUNICATION or not isinstance(function, types.FunctionType):
                 continue
-            yield name, function, tuple(m for m in (module, ops, ops_functional) if getattr(m, name, None) is function)
+            yield name, function, tuple(m for m in (module, *aliases) if getattr(m, name, None) is function)
 
 
 def methods() -> Iterator[tuple[str, Any]]:

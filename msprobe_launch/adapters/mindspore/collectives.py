@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import mindspore.communication as communication
-from mindspore.communication import GlobalComm
+from mindspore.communication import GlobalComm, get_process_group_ranks
 from mindspore.communication.comm_func import CommHandle
 
 from msprobe_launch.adapters.mindspore.runtime import Tensor
@@ -191,7 +190,7 @@ def group_value(group: Any) -> Value:
     """A communication group as its global ranks; None for one that this rank is no member of."""
     try:
         name = group or GlobalComm.WORLD_COMM_GROUP
-        ranks = [int(rank) for rank in communication.get_process_group_ranks(name)]
+        ranks = [int(rank) for rank in get_process_group_ranks(name)]
     except Exception:  # noqa: BLE001 - whatever MindSpore raises of a group that it does not know
         return None
     number = f"{zlib.crc32(str(ranks).encode()):08x}"

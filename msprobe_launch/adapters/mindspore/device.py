@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mindspore import dtype as mstype
-from mindspore import mint, ops
+from mindspore.common.dtype import bool_, complex_type, float32, float_type
 from mindspore.graph.api import _no_grad
+from mindspore.mint import clone, stack
+from mindspore.ops import ReduceMax, ReduceMin, ReduceSum, cast, sqrt, square  # before they are wrapped
+from mindspore.ops import abs as absolute
 
 from msprobe_launch.adapters.mindspore.quiet import Switch
 from msprobe_launch.records.model import TensorValue
 
 LIMIT = 64 << 20
 
-# Taken before anything is wrapped.
-_abs, _cast, _square, _sqrt, _stack, _clone = ops.abs, ops.cast, ops.square, ops.sqrt, mint.stack, mint.clone
-_max, _min, _sum = ops.ReduceMax(), ops.ReduceMin(), ops.ReduceSum()
+_max, _min, _sum = ReduceMax(), ReduceMin(), ReduceSum()
 
 
 class Deferred:
@@ -44,7 +44,7 @@ class Deferred:
         try:
             with _no_grad():
                 if whole:
-                    self._copies.append((value, _clone(tensor), saving))
+                    self._copies.append((value, clone(tensor), saving))
                     self._bytes += tensor.nbytes
                 else:
                     self._reduce(value, tensor)
@@ -57,11 +57,11 @@ class Deferred:
         dtype, count = tensor.dtype, tensor.size
         if not count:
             return
-        if dtype in mstype.complex_type:
-            tensor = _abs(tensor)
-        if tensor.dtype != mstype.float32:
-            tensor = _cast(tensor, mstype.float32)
-        row = _stack([_max(tensor), _min(tensor), _sum(tensor), _sqrt(_sum(_square(tensor)))])
+        if dtype in complex_type:
+            tensor = absolute(tensor)
+        if tensor.dtype != float32:
+            tensor = cast(tensor, float32)
+        row = stack([_max(tensor), _min(tensor), _sum(tensor), sqrt(_sum(square(tensor)))])
         self._rows.append((value, row, dtype, count))
 
     def settle(self) -> None:
@@ -72,13 +72,13 @@ class Deferred:
             self._switch.enter_quiet()
             try:
                 with _no_grad():
-                    home = _stack([row for _, row, _, _ in rows]).asnumpy().tolist()
+                    home = stack([row for _, row, _, _ in rows]).asnumpy().tolist()
             finally:
                 self._switch.leave_quiet()
             for (value, _, dtype, count), (high, low, total, norm) in zip(rows, home, strict=True):
-                if dtype == mstype.bool_:
+                if dtype == bool_:
                     value.statistics = (bool(high), bool(low), None, None)
-                elif dtype in mstype.float_type or dtype in mstype.complex_type:
+                elif dtype in float_type or dtype in complex_type:
                     value.statistics = (high, low, total / count, norm)
                 else:
                     value.statistics = (int(high), int(low), total / count, norm)

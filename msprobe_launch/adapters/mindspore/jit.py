@@ -12,9 +12,8 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from mindspore.graph import api as graph_api
-from mindspore.graph import jit_trace
 from mindspore.graph._utils.pijit_context import PIJitCaptureContext
+from mindspore.graph.api import _JitExecutor
 
 from msprobe_launch.adapters.mindspore import runtime
 from msprobe_launch.adapters.mindspore.backward import BackwardWatch
@@ -53,14 +52,13 @@ class JitCalls:
 
     def _watch_source(self) -> None:
         observe = self._observe
-        kind = graph_api._JitExecutor
-        original = kind.__call__
+        original = _JitExecutor.__call__
 
         @functools.wraps(original)
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
             return observe(self.fn, self.obj, functools.partial(original, self), args, kwargs)
 
-        kind.__call__ = __call__
+        _JitExecutor.__call__ = __call__
 
     def _watch_bytecode(self) -> None:
         observe = self._observe
@@ -81,6 +79,9 @@ class JitCalls:
         PIJitCaptureContext._wrapper = _wrapper
 
     def _watch_trace(self) -> None:
+        from mindspore.graph import api as graph_api
+        from mindspore.graph import jit_trace
+
         observe = self._observe
         original = jit_trace._jit_trace
 

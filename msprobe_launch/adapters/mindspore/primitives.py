@@ -100,6 +100,7 @@ class PrimitiveCalls:
             for attribute, held in cell._primitives.items():
                 if held is primitive:
                     # The cell holds the primitive as long as its info lives.
-                    template = info.primitives[id(primitive)] = NameTemplate.of_api("Primitive", f"{attribute}.{name}")
-                    return template
+                    made: NameTemplate = NameTemplate.of_api("Primitive", f"{attribute}.{name}")
+                    info.primitives[id(primitive)] = made
+                    return made
         return self._template(name, "Primitive", f"{name}.{name}")

@@ -1,19 +1,24 @@
-"""What the adapter needs of MindSpore's inside, all of it in one place: it moves from release to release."""
+"""What the adapter needs of MindSpore's inside, all of it in one place: it moves from release to release.
+
+In the whole package no module object of MindSpore's is kept. A module that somebody keeps is emptied at the end of the
+process, a module that nobody keeps is not, and `Cell.__del__` of a program's last cells needs what is in its own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from mindspore import context, ops
 from mindspore.common.parameter import Parameter
 from mindspore.common.tensor import Tensor
+from mindspore.context import GRAPH_MODE, _get_mode, get_context
 from mindspore.experimental.optim.optimizer import Optimizer as ExperimentalOptimizer
-from mindspore.graph import jit_context
 from mindspore.graph._parse.resources import convert_object_map
 from mindspore.graph.api import _no_grad, _pynative_executor
+from mindspore.graph.jit_context import jit_context
 from mindspore.nn.cell import Cell
 from mindspore.nn.optim.optimizer import Optimizer
+from mindspore.ops import add  # before it is wrapped
 from mindspore.ops.primitive import Primitive
 
 __all__ = [
@@ -34,31 +39,26 @@ __all__ = [
 # mint.optim is derived from the second.
 OPTIMIZERS: tuple[type, ...] = (Optimizer, ExperimentalOptimizer)
 
-_mode: Callable[[], int] = context._get_mode
-_GRAPH = context.GRAPH_MODE
 _executor = _pynative_executor
 
 # True while operations are noted for a backward (inside `grad`, `value_and_grad`, and what they recompute).
 builds_graph: Callable[[], bool] = _executor.requires_grad
 
 
-_add = ops.add  # taken before anything is wrapped
-
-
 def add_gradients(one: Any, other: Any) -> Any:
     """The sum of two contributions to a gradient, out of place: the engine's buffers are its own."""
     with _no_grad():
-        return _add(one, other)
+        return add(one, other)
 
 
 def in_graph_mode() -> bool:
     """True where a cell's call compiles and runs a graph instead of its Python code."""
-    return bool(_mode() == _GRAPH)
+    return bool(_get_mode() == GRAPH_MODE)
 
 
 def is_traced() -> bool:
     """True where calls build a graph instead of computing: values are placeholders, and must not be touched."""
-    return jit_context._jit_context is not None
+    return jit_context() is not None
 
 
 def top_cell(cell: Any) -> bool:
@@ -68,7 +68,7 @@ def top_cell(cell: Any) -> bool:
 
 def on_host() -> bool:
     """True where tensors lie in the host's memory, so that numpy reads them without a copy."""
-    return bool(context.get_context("device_target") == "CPU")
+    return bool(get_context("device_target") == "CPU")
 
 
 def seen_as(wrapper: Any, original: Any) -> None:

@@ -7,8 +7,6 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from mindspore.ops.composite import base as composite
-from mindspore.ops.function.grad import grad_func
 from mindspore.train.callback._callback import CallbackManager
 
 from msprobe_launch.adapters.mindspore import runtime
@@ -93,6 +91,9 @@ class Steps:
         kind.__call__ = __call__
 
     def _watch_forward(self) -> None:
+        from mindspore.ops.composite import base as composite
+        from mindspore.ops.function.grad import grad_func
+
         session, switch, scope = self._session, self._switch, self._scope
         original = composite._pynative_func_grad_forward
 
@@ -123,6 +124,9 @@ class Steps:
         composite._pynative_func_grad_forward = grad_func._pynative_func_grad_forward = forward
 
     def _watch_backward(self) -> None:
+        from mindspore.ops.composite import base as composite
+        from mindspore.ops.function.grad import grad_func
+
         session, switch, local = self._session, self._switch, self._local
         original = composite._pynative_func_grad_backward
 

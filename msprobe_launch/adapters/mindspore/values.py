@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mindspore import dtype as mstype
+from mindspore.common.dtype import float32
 from mindspore.common.sparse_tensor import COOTensor, CSRTensor, RowTensor
 
 from msprobe_launch.adapters.arrays import numpy_value
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 HEADS_LIMIT = 512
 _TENSOR = "mindspore.Tensor"
 _SPARSE = (COOTensor, CSRTensor, RowTensor)
-_TYPE: type = type(mstype.float32).__mro__[2]  # the base of all of MindSpore's types
+_TYPE: type = type(float32).__mro__[2]  # the base of all of MindSpore's types
 
 
 class MindSporeValues:
@@ -56,6 +56,11 @@ class MindSporeValues:
         by_type = self.describe.by_type
         by_type[Tensor] = self._tensor
         by_type[Parameter] = self._tensor
+
+    def save_values(self) -> None:
+        """Values may be saved from now on, although the configuration asked for none."""
+        if self._saver is None:
+            self._saver = ArraySaver(self._session)
 
     def raise_theirs(self) -> None:
         """Raise the program's own error, where reading a tensor has met one."""
