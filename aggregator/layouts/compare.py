@@ -172,6 +172,7 @@ def _compared(
     else:
         excess = divergence.excess(table, mode, tolerance=tolerance, differs=differs, apart=apart)
         table = table.append_column(divergence.EXCESS, pa.array(excess, mask=np.isnan(excess)))
+    table = _without_blame(table, target, bench_row, odd=judged.target)
     table = _filled(table, right, bench_row, comparable)
     table = _told(table, unit, target, bench, own, other, bench_row, judged)
     paired = bench_row >= 0
@@ -254,7 +255,8 @@ def _together(
         unlike = np.logical_or.reduce([unlike, differ & ours, *(entry[3] for entry in per_replica[1:])])
         mean = differ & _is_loss(dump) & (counts == 1)
         batches = differ & ~ours & ~mean
-        whole = combine.merged(whole, combine.joined(values, dims, vocabulary), shared)
+        present = np.stack([value.there for value in values]).argmax(axis=0)
+        whole = combine.merged(combine.choose(values, present), combine.joined(values, dims, vocabulary), shared)
         whole = combine.merged(whole, combine.summed(values, counts, vocabulary, mean=True), mean)
         if reference is not None and (differ & ours).any():
             furthest = np.argmax([combine.apart(value, reference, allowed, counts) for value in values], axis=0)
@@ -357,6 +359,8 @@ class _Judged:
     target: Part
     bench: Part
     sums: Flags
+    target_sums: Flags
+    bench_sums: Flags
 
 
 def _judge(
@@ -413,9 +417,13 @@ def _judge(
     kinds, other_kinds = own.kinds, np.where(found, other.kinds[at], int(Kind.SINGLE))
     why[found & (why == 0) & ((kinds == Kind.LACKING) | (other_kinds == Kind.LACKING))] = _LACKING
     # A bias that is added after the sum belongs to another call here.
-    sums = whole.summands
-    extra = _bench_has_more(dump, bench.skeleton, bench_row, whole.summands)
-    why[found & (why == 0) & sums & extra[op]] = _BIAS
+    inverse = np.full(bench.height, -1, np.int64)
+    inverse[bench_row[found]] = np.flatnonzero(found)
+    theirs_sum = theirs.summands[at] & found
+    sums = whole.summands | theirs_sum
+    more = _takes_more(dump, bench.skeleton, bench_row, whole.summands)[op]
+    less = _takes_more(bench.skeleton, dump, inverse, theirs.summands)[bench.skeleton.items["op"].to_numpy()][at]
+    why[found & (why == 0) & ((whole.summands & more) | (theirs_sum & less))] = _BIAS
     sums = sums & (why == 0)
 
     # Findings of our own.
@@ -437,10 +445,10 @@ def _judge(
         _GROUP: "not compared: ranks and groups belong to the layout",
         _RANKS: "not compared: another value on each rank",
         _LACKING: "not compared: not all ranks of the group have it",
-        _BIAS: "not comparable: parts of a sum to which the bench has added its bias already",
+        _BIAS: "not comparable: parts of a sum, to which the other side has added its bias already",
         _APART: "not put together",
     }
-    return _Judged(why, whys, finding, tuple(said), mine, theirs.part, sums)
+    return _Judged(why, whys, finding, tuple(said), mine, theirs.part, sums, whole.summands, theirs.summands)
 
 
 def _alike(a: Part, b: Part) -> Flags:
@@ -471,18 +479,18 @@ def _size_fits(a: Part, b: Part, ratios: set[float]) -> Flags:
     return np.asarray(out & np.isfinite(x) & np.isfinite(y) & (x != 0))
 
 
-def _bench_has_more(dump: RankDump, bench: RankDump, bench_row: Codes, summands: Flags) -> Flags:
-    """For each op of the target: it gives parts of a sum, and the bench's call takes an input more."""
+def _takes_more(dump: RankDump, other: RankDump, other_row: Codes, summands: Flags) -> Flags:
+    """For each op of a side: it gives parts of a sum, and the other side's call takes an input more."""
     out = np.zeros(dump.ops.num_rows, bool)
-    op, other = dump.items["op"].to_numpy(), bench.items["op"].to_numpy()
-    rows = np.flatnonzero((bench_row >= 0) & summands)
+    op, other_op = dump.items["op"].to_numpy(), other.items["op"].to_numpy()
+    rows = np.flatnonzero((other_row >= 0) & summands)
     if not len(rows):
         return out
-    free = bench.items["role"].to_numpy() == _INPUT
-    free[bench_row[bench_row >= 0]] = False
-    more = np.zeros(bench.ops.num_rows, bool)
-    more[other[free]] = True
-    out[op[rows]] = more[other[bench_row[rows]]]
+    free = other.items["role"].to_numpy() == _INPUT
+    free[other_row[other_row >= 0]] = False
+    more = np.zeros(other.ops.num_rows, bool)
+    more[other_op[free]] = True
+    out[op[rows]] = more[other_op[other_row[rows]]]
     return out
 
 
@@ -561,6 +569,21 @@ def _dump(side: Side, part: Part, vocabulary: Vocabulary, names: Sequence[str] |
     return stages.with_names(replace(side, skeleton=dump), own, shown).skeleton
 
 
+def _without_blame(table: pa.Table, target: Side, bench_row: Codes, *, odd: Part) -> pa.Table:
+    """A call that the bench lacks is to blame for what follows only where not all ranks make it.
+
+    The others belong to the layout: they stand before every divided layer.
+    """
+    values = table[divergence.EXCESS].to_numpy().copy()
+    finite = ~(odd.is_number[0] & ~np.isfinite(odd.numbers[0]))
+    there = np.logical_and.reduce([column.there for row in target.columns for column in row])
+    alone = np.isposinf(values) & (bench_row < 0) & finite & there
+    if not alone.any():
+        return table
+    values[alone] = np.nan
+    return _with(table, divergence.EXCESS, pa.array(values, mask=np.isnan(values)))
+
+
 def _filled(table: pa.Table, right: RankDump, bench_row: Codes, comparable: Codes) -> pa.Table:
     """Names, dtypes and shapes of the bench also where a row is not compared."""
     rows = (bench_row >= 0) & (comparable < 0)
@@ -592,8 +615,8 @@ def _told(
     """The layout and finding columns, and the same in Err_message."""
     found = bench_row >= 0
     at = np.where(found, bench_row, 0)
-    mine = _words(target, own, judged.sums)
-    theirs = _words(bench, other, np.zeros(bench.height, bool)).take(pa.array(at))
+    mine = _words(target, own, judged.target_sums)
+    theirs = _words(bench, other, judged.bench_sums).take(pa.array(at))
     single = unit.layout.bench.tp == 1 and len(bench.columns) == 1
     shown = mine
     if not single:

@@ -127,7 +127,8 @@ def _chains(ranks: list[int], seen: dict[int, _Rank]) -> list[list[int]]:
     follows = {rank: sorted(peer for peer in seen[rank].sends if peer in seen) for rank in ranks}
     for rank in ranks:
         for peer in seen[rank].receives:
-            if peer in follows and rank not in follows[peer]:
+            # Not the gradient of what was sent, which is awaited before the first backward call.
+            if peer in follows and peer not in seen[rank].sends and rank not in follows[peer]:
                 follows[peer].append(rank)
     later = {peer for peers in follows.values() for peer in peers}
     chains = []

@@ -115,7 +115,7 @@ class ApiCalls(TorchFunctionMode):
         self._sites: dict[Any, Site | None] = {}
         # By identity, the code kept alive: a code object's own hash reads all its constants, 1 us a time.
         self._callers: dict[int, tuple[int, CodeType]] = {}
-        # True while a call that we are handling may open a step: the mode is off the stack then, and torch puts it back.
+        # True while a call that is being observed may open a step: the mode is off the stack, torch will put it back.
         self._handling = False
 
     # -- the stack
