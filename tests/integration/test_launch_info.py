@@ -34,7 +34,9 @@ def checks(done: CompletedProcess[str]) -> dict[str, tuple[str, str]]:
 @pytest.fixture
 def info(tmp_path: Path, run_cli: Launch) -> Launch:
     def ask(*argv: str | Path, **env: str) -> CompletedProcess[str]:
-        return run_cli(["-m", "msprobe_launch", "--info", *argv], cwd=tmp_path, env={"PYTHONPATH": "", **env})
+        # Of two frameworks that are installed each would be tried.
+        tokens = ["-m", "msprobe_launch", "--info", "--backend", "torchrun", *argv]
+        return run_cli(tokens, cwd=tmp_path, env={"PYTHONPATH": "", **env})
 
     return ask
 

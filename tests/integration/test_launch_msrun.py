@@ -309,6 +309,16 @@ def test_numpy_2_is_refused_by_name_at_the_start(launch: Launch, tmp_path: Path)
     assert not (tmp_path / "run").exists()
 
 
+def test_info_names_the_numpy_that_breaks_mindspore(tmp_path: Path, package: str, run_cli: Launch) -> None:
+    for name, version in (("mindspore", "2.10.0"), ("numpy", "2.3.1")):
+        fake_mindspore.distribution(tmp_path / "package", name, version)
+    done = run_cli(["-m", "msprobe_launch", "--info", "--backend", "msrun"], cwd=tmp_path, env={"PYTHONPATH": package})
+    assert done.returncode == 1
+    assert "NO  numpy           MindSpore 2.10.0 does not work with numpy 2.3.1" in done.stdout
+    assert "-> pip install 'numpy<2'" in done.stdout
+    assert done.stdout.splitlines()[-1] == "NO  recording       will not work here: numpy"
+
+
 # -- with MindSpore
 
 try:
@@ -374,6 +384,29 @@ def test_a_worker_that_raises_at_step_2_is_the_last_thing_said(train: Launch, tm
             assert all(layout.rank_folder(step, rank).path.is_dir() for step in (0, 1))
     names = {folder.path.name for step in layout.steps() for folder in layout.rank_folders(step)}
     assert names <= {"rank0", "rank1"}
+
+
+@needs_mindspore
+def test_info_records_with_mindspore(tmp_path: Path, run_cli: Launch) -> None:
+    done = run_cli(["-m", "msprobe_launch", "--info", "--backend", "msrun"], cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert f"ok  mindspore       {metadata.version('mindspore')}" in done.stdout
+    assert "ok  injection       a child process recorded" in done.stdout
+
+
+@needs_mindspore
+@pytest.mark.slow
+def test_a_signal_leaves_nothing_of_the_installed_msrun(tmp_path: Path) -> None:
+    """On its own it would end and leave its scheduler, its workers and their `tail -f` running."""
+    (tmp_path / "train.py").write_text(TRAINS + "print('trained', flush=True)\nimport time\ntime.sleep(600)\n")
+    argv = ["--probe-msrun", "exec", "--nproc", "2", f"--master_port={free_port()}", "--probe-off", "--log_dir", "logs"]
+    with started(tmp_path, *argv, "train.py", GLOG_v="3", PATH=_path()) as job:
+        job.await_(lambda: job.out.read_text().count("trained") == 2)
+        assert len(job.tree()) >= 6
+        job.process.send_signal(signal.SIGTERM)
+        code, _, err = job.finish()
+        assert (code, err.splitlines()[-1]) == (143, "[msprobe] stopped by SIGTERM")
+        assert job.gone_within(10)
 
 
 @needs_mindspore
