@@ -30,7 +30,9 @@ Memory: TypeAlias = tuple[MemoryGroup, MemoryGroup]
 # What a rank says when another one is gone. Such a rank is a victim where any other reason is at hand.
 _PEER_IS_GONE = re.compile(
     r"connection (closed|reset|refused|was (closed|aborted))|broken pipe|timed? ?out|recvvalue failed|sendbytes failed"
-    r"|remote process exited|peer (closed|failure)|store has been destroyed",
+    r"|remote process exited|peer (closed|failure)|store has been destroyed"
+    # MindSpore names the collective in which it waited in vain.
+    r"|launch kernel failed, name:\S*(reduce|gather|broadcast|scatter|alltoall|barrier|send|receive)",
     re.IGNORECASE,
 )
 

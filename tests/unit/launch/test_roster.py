@@ -90,6 +90,8 @@ def test_a_stopped_rank_and_one_that_misses_its_peer_are_not_the_culprit() -> No
     own = "ValueError: bad\nat t.py:3 in f\n2026-01-01T10:00:00.200+00:00"
     workers = [worker(0, 1), worker(1, -15, stopped=True), worker(2, 1), worker(3, 0)]
     assert culprit(workers, [mark(0, PEER_GONE), mark(2, own)]) == 2
+    in_vain = PEER_GONE.replace("Connection closed by peer", "Launch kernel failed, name:Default/AllReduce-op0")
+    assert culprit(workers, [mark(0, in_vain), mark(2, own)]) == 2
 
 
 def test_a_rank_killed_by_a_signal_comes_before_exceptions() -> None:
