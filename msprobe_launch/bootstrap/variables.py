@@ -54,13 +54,14 @@ def rank_source(environ: Mapping[str, str]) -> tuple[str, str, str] | None:
         return None  # msrun's scheduler runs the script as well
     named = environ.get(RANK_FROM)
     inherited = environ.get(INHERITED, "").split(",")
+    only = named
     if role == "MS_WORKER" and not named:
         # Any text may tell nodes of a cluster apart; only msrun's is the rank.
         if not environ.get("MS_NODE_ID", "").isdigit():
             return NUMBERED_LATER
-        named = "MS_NODE_ID"
+        only = "MS_NODE_ID"
     for source in RANK_SOURCES:
-        if source[0] not in environ or (named and source[0] != named):
+        if source[0] not in environ or (only and source[0] != only):
             continue
         if named or numbers(environ, source) not in inherited:
             return source
