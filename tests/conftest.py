@@ -45,3 +45,36 @@ def run_cli() -> Run:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def mindspore_python() -> Path:
+    """The interpreter that has MindSpore, or a skip. It is not this one, whose numpy is too new."""
+    path = Path(os.environ.get("MSPROBE_TEST_MINDSPORE_PYTHON") or REPOSITORY / ".venv-mindspore/bin/python")
+    if not path.exists():
+        pytest.skip(f"{path} (MindSpore, scripts/setup) is not there")
+    return path
+
+
+@pytest.fixture(scope="session")
+def run_mindspore(mindspore_python: Path) -> Run:
+    """As `run_cli`, with the interpreter that has MindSpore; its folder is first on PATH, as in its environment."""
+
+    def run(
+        argv: Sequence[str | os.PathLike[str]],
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        timeout: float = 300,
+    ) -> subprocess.CompletedProcess[str]:
+        path = f"{mindspore_python.parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        return subprocess.run(
+            [str(mindspore_python), *map(os.fspath, argv)],
+            env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **(env or {})},
+            cwd=cwd,
+            timeout=timeout,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
