@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -251,12 +251,13 @@ class _Run:
                 signal.signal(number, handler)
 
     def go(self, *, hosts_scheduler: bool) -> RunOutcome:
-        self._prepare_run_dir()
+        processes = list(self.job.workers(self.address))  # what is wrong with them is said before anything is made
+        self._prepare_run_dir(processes)
         try:
             if hosts_scheduler and self.address is not None:
                 process = self.job.scheduler(self.address)
                 self.scheduler = _start(process)
-            for process in self.job.workers(self.address):
+            for process in processes:
                 self.workers.append(_Running(process, _start(process), process.rank))
         except OSError as error:
             self.leave_nothing()
@@ -287,7 +288,7 @@ class _Run:
 
     # -- the run directory
 
-    def _prepare_run_dir(self) -> None:
+    def _prepare_run_dir(self, processes: Sequence[Process]) -> None:
         run_dir = self.job.run_dir
         if run_dir is None:
             return
@@ -296,10 +297,10 @@ class _Run:
             self.made = make_fresh(run_dir)
             sign(layout, self.job.manifest)
         else:
-            self._sign_with_others(layout)
+            self._sign_with_others(layout, {process.rank for process in processes})
         self.supervision.run_dir = run_dir
 
-    def _sign_with_others(self, layout: RunLayout) -> None:
+    def _sign_with_others(self, layout: RunLayout, own: Set[int | None]) -> None:
         """Sign a directory that several nodes share. They cannot ask each other when they started.
 
         A manifest that is there is this launch's if it tells of the same job, is not older than the time in which its
@@ -309,7 +310,7 @@ class _Run:
             manifest = self.job.manifest
             with contextlib.suppress(UnreadableInput):
                 there = load(layout.manifest, Manifest)
-                if self._is_same_launch(layout, there):
+                if self._is_same_launch(layout, there, own):
                     manifest = dataclasses.replace(manifest, started=there.started)
             try:
                 sign(layout, manifest)
@@ -319,7 +320,7 @@ class _Run:
                 if is_last:
                     raise
 
-    def _is_same_launch(self, layout: RunLayout, there: Manifest) -> bool:
+    def _is_same_launch(self, layout: RunLayout, there: Manifest, own: Set[int | None]) -> bool:
         ours = self.job.manifest
         same = all(
             getattr(there, name) == getattr(ours, name) for name in ("backend", "script", "world_size", "nnodes")
@@ -330,7 +331,6 @@ class _Run:
             return False
         if not same or (self.job.patience >= 0 and age > self.job.patience):
             return False
-        own = {process.rank for process in self.job.workers(self.address)}
         for rank in layout.roster_ranks():
             try:
                 mark = load(layout.roster_mark(rank), RankMark)
