@@ -479,6 +479,18 @@ def _merged(executor: Executor, jobs: Sequence[Callable[[], MergedFiles]]) -> li
     return [entry for entry in pool.run(executor, jobs) if isinstance(entry, MergedFiles)]
 
 
+def merge_compared(
+    compared: Sequence[RankComparison], folder: Path, time: str, formats: frozenset[Format]
+) -> tuple[Path, ...]:
+    """Merge the ranks of one step into `folder`; the files. Raises RunDirectoryError where the disk refuses."""
+    mode, usable, _ = _of_one_mode(sorted(compared, key=_key))
+    config = MergeConfig()
+    metrics = merge_config.chosen(config, mode)
+    if not usable:
+        return ()
+    return _merge_step(mode, _tables(usable), metrics, config, folder, time, formats).files
+
+
 def divergence_at(comparison: RankComparison, row: int) -> Divergence | None:
     """The divergence of one row of a partition, as divergence.first would tell it if no row before it differed."""
     table = pq.read_table(comparison.partition)

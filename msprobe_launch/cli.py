@@ -29,6 +29,7 @@ from msprobe_launch.logs import configure, get_logger
 from msprobe_launch.records.roster import Manifest
 
 if TYPE_CHECKING:
+    from msprobe_launch.launch.follow import FollowPlan
     from msprobe_launch.launch.memory import MemoryGroup
 
 # sysexits.h calls 70 "internal software error"; a training has no reason to end with it.
@@ -129,7 +130,7 @@ def own_parser() -> argparse.ArgumentParser:
         dest="eval",
         help="record forwards without gradients during training too",
     )
-    add("--probe-bench", metavar="RUN_DIR", dest="bench", help="trusted run to compare with, kept in the manifest")
+    add("--probe-bench", metavar="RUN_DIR", dest="bench", help="trusted run: each step is compared with it as it ends")
     add_options(add, EXIT_NOT_RECORDED)
     return parser
 
@@ -205,6 +206,8 @@ def _main(tokens: list[str]) -> int:
     started = datetime.now(timezone.utc).astimezone()
     resolved = _resolved(given, os.environ, line.target[0], started)
     settings, sources = resolve_settings(given, os.environ)
+    if settings.stop_at_divergence is not None and resolved.config.bench is None:
+        raise ConfigError(f"{sources['stop_at_divergence']} needs --probe-bench RUN_DIR: what to compare with.")
     if given.nproc is not None and launcher.name == "command":
         raise UsageError("--nproc says how many ranks we start; with --backend command the command starts them.")
     numbers = _workers if launcher.name == "msrun" else _nproc
@@ -227,10 +230,21 @@ def _main(tokens: list[str]) -> int:
     from msprobe_launch.launch.memory import MemoryGroup
     from msprobe_launch.launch.supervision import Supervision
 
-    supervision, before = Supervision(settings), MemoryGroup.read()
+    supervision, before = Supervision(settings, _follow(plan)), MemoryGroup.read()
     with supervision.running():
         outcome = launcher.launch(plan, supervision)
-    return _finish(outcome, plan, (before, MemoryGroup.read()))
+        memory = (before, MemoryGroup.read())
+        compared = supervision.end_following(hurry=outcome.signal is not None)
+    return _finish(outcome, plan, memory, compared)
+
+
+def _follow(plan: LaunchPlan) -> FollowPlan | None:
+    """What the run is compared with while it goes on, None for nothing."""
+    from msprobe_launch.launch.follow import FollowPlan
+
+    if plan.config is None or plan.config.bench is None:
+        return None
+    return FollowPlan(plan.config.bench, plan.settings.stop_at_divergence)
 
 
 def _info(given: argparse.Namespace) -> int:
@@ -359,7 +373,9 @@ def _manifest(tokens: Sequence[str], script: str, backend: str, started: datetim
     )
 
 
-def _finish(outcome: RunOutcome, plan: LaunchPlan, memory: tuple[MemoryGroup, MemoryGroup]) -> int:
+def _finish(
+    outcome: RunOutcome, plan: LaunchPlan, memory: tuple[MemoryGroup, MemoryGroup], compared: Sequence[str]
+) -> int:
     """Complete the roster, say what was recorded and who failed, and return the exit code."""
     logger = get_logger()
     if outcome.failure is not None:
@@ -371,6 +387,8 @@ def _finish(outcome: RunOutcome, plan: LaunchPlan, memory: tuple[MemoryGroup, Me
         logger.info("probe off: nothing was injected")
     else:
         for line in roster.recorded_lines(outcome, marks, asked):
+            logger.info(line)
+        for line in compared:
             logger.info(line)
         for line in roster.next_lines(outcome, marks):
             logger.info(line)

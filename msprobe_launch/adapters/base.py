@@ -58,6 +58,9 @@ class FrameworkAdapter(Protocol):
     def watch_gradient(self, value: Any, put: Callable[[Value], None]) -> None:
         """Call `put` with the gradient of `value`, each time one comes. Nothing where it can have none."""
 
+    def save_values(self) -> None:
+        """Values may be saved from now on (`session.saving`), although the configuration asked for none."""
+
     def register_api(self, owner: Any, name: str, prefix: str) -> None:
         """Record calls of `owner.name`, a function of the program's own, as `<prefix>.<name>`.
 

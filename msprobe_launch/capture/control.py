@@ -4,6 +4,7 @@
     level: mix          # as --probe-level
     steps: 5000-5004    # record these; the way to have all ranks begin at one step
     every: 100          # record every 100th step
+    tensor_list: conv1  # save the values of these ops too, from the next step on (task statistics)
 
 Flat `key: value` lines, read without a YAML package: a rank's environment may have none. A file that is wrong is said
 once and changes nothing.
@@ -19,7 +20,7 @@ from pathlib import Path
 from msprobe_launch.config import Level, NumberSet, ProbeConfig
 from msprobe_launch.errors import ConfigError, near_miss
 
-KEYS = ("record", "level", "steps", "every")
+KEYS = ("record", "level", "steps", "every", "tensor_list")
 _SWITCH = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False, "auto": None}
 
 
@@ -31,6 +32,7 @@ class Orders:
     level: Level | None = None
     steps: NumberSet | None = None
     every: int | None = None
+    tensor_list: tuple[str, ...] | None = None
 
     def selects(self, step: int, config: ProbeConfig) -> bool:
         """True where `step` is to be recorded."""
@@ -66,9 +68,18 @@ def parse(text: str, where: str) -> Orders:
             level=_level(found["level"]) if found.get("level") else None,
             steps=NumberSet.parse(found["steps"]) if found.get("steps") else None,
             every=_every(found["every"]) if found.get("every") else None,
+            tensor_list=_names(found["tensor_list"]) if found.get("tensor_list") else None,
         )
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if "(" in name:
+            raise ValueError(f"tensor_list: '{name}' is no name or part of a name.")
+    return names
 
 
 def _switch(text: str) -> bool | None:

@@ -54,12 +54,18 @@ class Gate:
         self._list = [Entry(text) for text in config.list]
         self._scope = [Entry(text) for text in config.scope]
         self._saved = [Entry(text) for text in config.tensor_list]
+        self._ordered = False  # what is saved was asked for while the job ran, perhaps for a step that never comes
         self._inside = False
         self.open = not (config.list or config.scope or config.tensor_list)
         self.watches_all = any(entry.backward for entry in (*self._list, *self._scope))
         self._admitted: set[str] = set()  # forward names of this step, where all calls are watched
         self._seen: set[str] = set()  # which filters have let something through
         self._there: dict[str, None] = {}
+
+    def save(self, texts: Iterable[str], *, ordered: bool) -> None:
+        """Save the values of other ops from now on. `ordered`: a running job was told to (control.yaml)."""
+        self._saved, self._ordered = [Entry(text) for text in texts], ordered
+        self.open = not (self._list or self._scope or self._saved)
 
     def new_step(self) -> None:
         """A scope starts anew in each step."""
@@ -125,7 +131,8 @@ class Gate:
 
     def unmatched(self) -> list[str]:
         """A line for each filter text that never let anything through, with what was there."""
-        texts = [entry.text for entry in (*self._list, *self._scope, *self._saved) if entry.text not in self._seen]
+        saved = [] if self._ordered else self._saved
+        texts = [entry.text for entry in (*self._list, *self._scope, *saved) if entry.text not in self._seen]
         return [f"filter '{text}' matched nothing.{self._said_of(text)}" for text in texts]
 
     def _said_of(self, text: str) -> str:

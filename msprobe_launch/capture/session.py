@@ -79,7 +79,7 @@ class Session:
         self._graphs = 0  # captures of a device's graph under way
         self._before_graph = (False, False)
         self._past_end = False  # past the last step asked for
-        self._level = config.level  # as it was started
+        self._level, self._tensor_list = config.level, config.tensor_list  # as it was started
         self.segment = Segment()
         self.modules: list[ModuleCall] = []
         # True while the next outermost forward matters to us: the only thing a module call asks when idle.
@@ -370,7 +370,24 @@ class Session:
             self.config = self.writer.config = dataclasses.replace(self.config, level=level)
             self.takes_modules, self.takes_apis = level.modules, level.apis
             self.adapter.disarm()
+        self._order_values()
         self._past_end = False
+
+    def _order_values(self) -> None:
+        """Save the values of the ops that the orders name, or of those asked for at the start."""
+        ordered = self.control.orders.tensor_list
+        names = self._tensor_list if ordered is None else ordered
+        if names == self.config.tensor_list:
+            return
+        if self.config.task is not Task.STATISTICS:
+            if self.config.task is Task.STRUCTURE:
+                self.guard.miss("tensor_list in control.yaml: task structure saves no values")
+            return
+        if names:
+            self.adapter.save_values()
+        self.config = self.writer.config = dataclasses.replace(self.config, tensor_list=names)
+        self.gate.save(names, ordered=ordered is not None)
+        self.saving = False
 
     def _close_step(self, *, finish: bool) -> None:
         try:

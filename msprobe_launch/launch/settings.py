@@ -30,7 +30,9 @@ class Msrun(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class LaunchSettings:
-    """`status` is the seconds between two status lines, None for the default of the place. `rank_variable` names
+    """`stop_at_divergence` is the number of findings after which recording stops, None for never.
+
+    `status` is the seconds between two status lines, None for the default of the place. `rank_variable` names
     the variable that numbers the ranks of another launcher, None for the known ones.
     """
 
@@ -41,6 +43,7 @@ class LaunchSettings:
     hang_timeout: float | None = None
     hang_kill: bool = False
     rank_variable: str | None = None
+    stop_at_divergence: int | None = None
     msrun: Msrun = Msrun.OWN
 
 
@@ -52,6 +55,12 @@ def _seconds(text: str) -> float:
     if not 0 <= value < float("inf"):
         raise ValueError(f"'{text}' is no number of seconds.")
     return value
+
+
+def _count(text: str) -> int:
+    if not text.strip().isdecimal() or not int(text):
+        raise ValueError(f"'{text}' is no whole number of at least 1.")
+    return int(text)
 
 
 def _exit_code(text: str) -> ExitCode:
@@ -79,6 +88,7 @@ FIELDS: dict[str, Callable[[str], Any]] = {
     "hang_timeout": _seconds,
     "hang_kill": truth,
     "rank_variable": str,
+    "stop_at_divergence": _count,
     "msrun": _msrun,
 }
 VARIABLES = {field: f"{ENV_PREFIX}{field.upper()}" for field in FIELDS}
@@ -92,6 +102,11 @@ def add_options(add: Callable[..., Any], exit_not_recorded: int) -> None:
     add("--probe-status", metavar="S", help="seconds between status lines, 0 for none (terminal: 1, else 60)")
     add("--probe-hang-timeout", metavar="S", help="no step for S seconds: say who waits where (default: never)")
     add("--probe-hang-kill", action="store_true", help="and end the job then")
+    add(
+        "--probe-stop-at-divergence",
+        metavar="N",
+        help="with --probe-bench: stop recording after N findings, keep the values of N ops around the first",
+    )
     add("--probe-rank-variable", metavar="NAME", help="--backend command: the variable that numbers the ranks")
     add("--probe-msrun", metavar="WHO", help="exec: the installed msrun starts the ranks (default: own)")
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from msprobe_launch.launch.base import Worker
+from msprobe_launch.launch.follow import Follower, FollowPlan
 from msprobe_launch.launch.hang import HangWatch
 from msprobe_launch.launch.settings import LaunchSettings
 from msprobe_launch.launch.status import StatusLine
@@ -49,8 +50,10 @@ class _Watched:
 class Supervision:
     """One launch's company, as a context manager. Its methods may be called from the main thread at any time."""
 
-    def __init__(self, settings: LaunchSettings | None = None) -> None:
+    def __init__(self, settings: LaunchSettings | None = None, follow: FollowPlan | None = None) -> None:
         self._settings = settings or LaunchSettings()
+        self._follow = follow
+        self._follower: Follower | None = None
         self.run_dir: Path | None = None
         self._hang: HangWatch | None = None
         self._status: StatusLine | None = None
@@ -75,6 +78,8 @@ class Supervision:
         try:
             yield
         finally:
+            if self._follower is not None:
+                self._follower.kill()
             self._stop.set()
             thread.join()
             if self._status is not None:
@@ -99,7 +104,22 @@ class Supervision:
             if self._settings.hang_timeout is not None:
                 self._hang = HangWatch(layout, self._settings.hang_timeout)
             self._status = StatusLine(layout, self._settings.status)
+            self._follow_ranks(self.run_dir, workers)
         self._watched = watched
+
+    def _follow_ranks(self, run_dir: Path, workers: Sequence[Worker]) -> None:
+        if self._follow is None:
+            return
+        if self._follower is None:
+            self._follower = Follower(self._follow, run_dir, self.event)
+            # It is none of the ranks' leftovers.
+            own = (self._guardian.pid, self._follower.pid)
+            self._tree = Tree(os.getpid(), but=[pid for pid in own if pid is not None])
+        self._follower.attempt(workers[0].attempt, (worker.rank for worker in workers))
+
+    def end_following(self, *, hurry: bool) -> list[str]:
+        """The ranks have ended: what the in-run comparison has to say at the end, which is waited for."""
+        return [] if self._follower is None else self._follower.end(hurry=hurry)
 
     def ended(self, workers: Sequence[Worker], *, whole_tree: bool = False) -> list[Worker]:
         """The workers of one attempt have ended: what was seen of them is added. Their leftovers end now.
@@ -159,6 +179,8 @@ class Supervision:
 
     def _tick(self) -> None:
         self._say()
+        if self._follower is not None:
+            self._follower.poll()
         now = time.monotonic()
         for watched in self._watched:
             if watched.ended is None:
@@ -201,6 +223,7 @@ class Supervision:
         is still there at the second look is nobody's.
         """
         own = {watched.worker.pid for watched in self._watched} | {self._guardian.pid}
+        own |= {None if self._follower is None else self._follower.pid}
         seen, self._zombie = self._zombie, None
         while True:
             try:

@@ -9,6 +9,7 @@ RUN_DIR/
   step<N>/rank<R>/...       one folder per step and rank
   attempt<K>/               attempt K >= 1 of the launcher: the same roster, logs and steps once more
   aggregate/<time>/         what msprobe-aggregate writes
+  aggregate/inrun/          the same, as far as it was compared while the run went on (--probe-bench)
 """
 
 from __future__ import annotations

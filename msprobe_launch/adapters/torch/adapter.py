@@ -82,6 +82,10 @@ class TorchAdapter:
         finally:
             self._quiet.leave()
 
+    def save_values(self) -> None:
+        self._values.save_values()
+        self._backward.take_values()
+
     def watch_gradient(self, value: Any, put: Callable[[Value], None]) -> None:
         if not isinstance(value, torch.Tensor) or not value.requires_grad:
             return

@@ -294,7 +294,11 @@ class BackwardWatch:
         self._open: dict[int, OpenBackward] = {}
         self._latest: _Latest | None = None
         self._named: NameHook | None = None
-        self._tensor = values.describe.by_type[Tensor]
+        self.take_values()
+
+    def take_values(self) -> None:
+        """How a plain gradient is described, looked up once."""
+        self._tensor = self._values.describe.by_type[Tensor]
 
     def watch(self, op: OpRef, parent: OpRef | None, inputs: Inputs | None, result: Any) -> None:
         """Arrange for the backward record of a call that has just returned `result`."""

@@ -90,6 +90,13 @@ class TorchValues:
         by_type[torch.layout] = self._named("torch.layout")
         by_type[torch.memory_format] = self._memory_format
 
+    def save_values(self) -> None:
+        """Values may be saved from now on, although the configuration asked for none."""
+        if self._saver is None:
+            self._saver = TensorSaver(self._session, self._copies)
+            for kind in _PLAIN_TENSORS:
+                self.describe.by_type[kind] = self._kept_tensor
+
     def forget(self) -> None:
         """Statistics are measured anew from now on."""
         self._cache.clear()

@@ -129,6 +129,28 @@ def test_a_running_job_is_switched_off_on_and_to_another_level(tmp_path: Path) -
     assert mark(tmp_path).steps == (0, 2, 3)
 
 
+def test_a_running_job_is_told_to_save_values(tmp_path: Path) -> None:
+    toy, session = start(tmp_path)
+    control = RunLayout(tmp_path).control
+    step(toy)
+    control.write_text("steps: 2-3\ntensor_list: Toy.scale.0.forward, Toy.nowhere\n")
+    step(toy)
+    step(toy)
+    control.write_text("record: on\n")
+    step(toy)
+    step(toy)
+    session.finish(clean=True)
+    assert RunLayout(tmp_path).steps() == [0, 2, 3, 4]
+    saved = {n: RunLayout(tmp_path).rank_folder(n, 0).tensors for n in (0, 2, 3, 4)}
+    assert [n for n, folder in saved.items() if folder.is_dir()] == [2]
+    assert sorted(path.name for path in saved[2].iterdir()) == [
+        "Toy.scale.0.forward.input.0.json",
+        "Toy.scale.0.forward.output.0.json",
+    ]
+    # Orders may be for a step that never comes: that they matched nothing is no error of the run.
+    assert not any("nowhere" in reason for reason in mark(tmp_path).unseen)
+
+
 def test_wrong_orders_change_nothing_and_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     toy, session = start(tmp_path)
     RunLayout(tmp_path).control.write_text("recrod: off\n")
@@ -148,6 +170,7 @@ def test_orders_are_read_without_a_yaml_package() -> None:
         ("every: 0", "at least 1"),
         ("on", "no line such as 'record: on'"),
         ("steps: 9-1", "runs backwards"),
+        ("tensor_list: name-regex(x)", "is no name or part of a name"),
     ):
         with pytest.raises(ConfigError, match=reason):
             parse(text, "control.yaml")

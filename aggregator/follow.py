@@ -1,0 +1,509 @@
+"""Compare a run with its bench while it runs: what `msprobe-launch --probe-bench` starts beside the ranks.
+
+    python -m aggregator.follow RUN_DIR --bench BENCH [--stop-at N]
+
+It looks at the run directory and compares each rank of each step once its dump.json is there, which is written last.
+The results lie in RUN_DIR/aggregate/inrun, a file per rank and step as msprobe-aggregate writes them.
+
+Standard input: a line of JSON per attempt, {"attempt": 0, "ranks": [0, 1]} (ranks [] for all that are there). Its end
+says that the ranks have ended: what is complete is finished, then the follower ends. SIGTERM ends it at once.
+Standard output: a line of JSON per thing worth saying, {"kind": ..., "text": ..., "ranks": [...]}; kinds are
+`divergence`, `note`, `stop`, `progress` (with `compared` and `complete`, numbers of dumps) and `done`.
+
+It never touches the ranks. Told to stop at N findings, it writes RUN_DIR/control.yaml, which they read between steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import select
+import signal
+import socket
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from msprobe_launch.errors import ProbeError
+from msprobe_launch.records import roster
+from msprobe_launch.records.layout import RankFolder, RunLayout
+from msprobe_launch.records.roster import write_atomically
+
+POLL_SECONDS = 0.5
+NICENESS = 19
+# Steps this far behind the newest one get no further ranks.
+STALE_STEPS = 64
+SUMMARY_VERSION = 1
+ORDERED_BY_US = "# Written by msprobe-launch --probe-stop-at-divergence."
+
+Say = Callable[..., None]
+"""say(kind, text, ranks=(), **more): one line on standard output."""
+
+
+class Stopped(BaseException):
+    """SIGTERM: what is under way is given up."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """What was done of one attempt. `ranks` are those to follow, empty for all."""
+
+    number: int
+    ranks: frozenset[int]
+    layout: RunLayout
+    output: Path
+    done: set[tuple[int, int | None]] = field(default_factory=set)
+    closed: set[int] = field(default_factory=set)
+    compared: dict[int, list[Any]] = field(default_factory=lambda: defaultdict(list))
+    counts: dict[str, int] = field(default_factory=lambda: {"compared": 0, "complete": 0, "findings": 0, "rows": 0})
+    steps: set[int] = field(default_factory=set)
+    seen: set[int] = field(default_factory=set)
+    first: Any = None
+    merged: set[int] = field(default_factory=set)
+
+
+class Follower:
+    """All that is known of a run under way. `stop_at` None never stops its recording."""
+
+    def __init__(self, run: Path, bench: Path, stop_at: int | None, say: Say, stamp: str) -> None:
+        self._run, self._bench_path, self._stop_at = run, bench, stop_at
+        self._say, self._stamp = say, stamp
+        self._bench: dict[tuple[int | None, int | None], RankFolder] = {}
+        self._bench_steps: frozenset[int | None] = frozenset()
+        self._attempts: dict[int, Attempt] = {}
+        self._told: set[str] = set()
+        self._stop: Stop | None = None
+
+    def start(self) -> None:
+        """Read what the bench holds. Raises ProbeError."""
+        from aggregator import sources
+
+        found = sources.find_run((self._bench_path,))
+        self._bench = {(dump.step, dump.rank): dump.folder for dump in found.dumps}
+        self._bench_steps = frozenset(found.steps)
+
+    def attempt(self, number: int, ranks: Iterable[int]) -> None:
+        """Ranks of an attempt have started."""
+        known = self._attempts.get(number)
+        if known is not None:
+            known.ranks |= frozenset(ranks)
+            return
+        output = RunLayout(self._run).aggregate / "inrun"
+        if number:
+            output /= f"attempt{number}"
+            self._once(f"attempt {number}", f"in-run: attempt {number} is compared from its beginning, into {output}")
+        self._attempts[number] = Attempt(number, frozenset(ranks), RunLayout(self._run, number), output)
+
+    # -- one look
+
+    def look(self) -> bool:
+        """Compare what has become complete since the last look. True where there was anything."""
+        worked = False
+        for attempt in list(self._attempts.values()):
+            for step, folders in self._ready(attempt):
+                worked = True
+                self._compare_step(attempt, step, folders)
+        if self._stop is not None:
+            self._stop.look(self._attempts.values())
+        return worked
+
+    def _ready(self, attempt: Attempt) -> list[tuple[int, list[RankFolder]]]:
+        found = []
+        steps = attempt.layout.steps()
+        newest = max(steps, default=0)
+        for step in steps:
+            if step in attempt.closed:
+                continue
+            folders = [
+                folder
+                for folder in attempt.layout.rank_folders(step)
+                if folder.rank is None or not attempt.ranks or folder.rank in attempt.ranks
+            ]
+            ready = [f for f in folders if (step, f.rank) not in attempt.done and f.is_finished]
+            if ready:
+                found.append((step, ready))
+            elif step < newest - STALE_STEPS:
+                attempt.closed.add(step)
+        return found
+
+    def _compare_step(self, attempt: Attempt, step: int, folders: Sequence[RankFolder]) -> None:
+        firsts = []
+        for folder in folders:
+            attempt.done.add((step, folder.rank))
+            attempt.counts["complete"] += 1
+            result = self._compare(attempt, step, folder)
+            if result is not None:
+                attempt.compared[step].append(result)
+                attempt.steps.add(step)
+                attempt.seen.add(-1 if folder.rank is None else folder.rank)
+                attempt.counts["compared"] += 1
+                attempt.counts["findings"] += result.findings
+                attempt.counts["rows"] += result.rows
+                firsts += [result] if result.first is not None else []
+            self._progress()
+        if firsts and attempt.first is None:
+            self._announce(attempt, firsts)
+        if (
+            self._stop is None
+            and self._stop_at is not None
+            and attempt.first is not None
+            and attempt.counts["findings"] >= self._stop_at
+        ):
+            self._stop = Stop(self._run, self._stop_at, attempt, self._say)
+            self._stop.begin()
+        if self._expected(attempt) <= {-1 if one.rank is None else one.rank for one in attempt.compared[step]}:
+            self._merge(attempt, step)
+        self._write_summary(attempt)
+
+    def _compare(self, attempt: Attempt, step: int, folder: RankFolder) -> Any:
+        """The comparison, or None where there is none, which is said once for each reason."""
+        from aggregator import compare
+        from aggregator.model import RankFailure
+        from aggregator.sources import number_ranges
+
+        bench = self._bench.get((step, folder.rank))
+        who = "one process" if folder.rank is None else f"rank {folder.rank}"
+        if step not in self._bench_steps:
+            has = number_ranges(self._bench_steps)
+            self._once("no step", f"in-run: the bench has no step {step} (it has {has}): such steps are not compared")
+            return None
+        if bench is None:
+            has = number_ranges(rank for there, rank in self._bench if there == step)
+            self._once(f"no {who}", f"in-run: the bench has no {who} in step {step} (it has {has}): not compared")
+            return None
+        results = attempt.output / f"step{step}"
+        name = "rank" if folder.rank is None else f"rank{folder.rank}"
+        partition = attempt.output / "partitions" / f"step{step}" / f"{name}.parquet"
+        try:
+            found = compare.compare_rank(
+                folder, bench, step=step, rank=folder.rank, partition=partition, results=results, time=self._stamp
+            )
+        except Stopped:
+            # Half a table would be read for a whole one.
+            for path in (partition, *results.glob(f"*_{name}_{self._stamp}.csv")):
+                path.unlink(missing_ok=True)
+            raise
+        if isinstance(found, RankFailure):
+            reason = re.sub(r"\d+", "N", found.reason)
+            self._once(f"failure {reason}", f"in-run: {who}, step {step} is not compared: {found.reason}")
+            return None
+        return found
+
+    def _announce(self, attempt: Attempt, firsts: Sequence[Any]) -> None:
+        from aggregator.analyse import overall
+
+        earliest = min((one.first for one in firsts), key=overall.order)
+        attempt.first = earliest
+        ranks = sorted(one.rank for one in firsts if one.first.item == earliest.item and one.rank is not None)
+        where = "one process" if not ranks else f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+        again = "" if attempt.number == 0 else f" of attempt {attempt.number}"
+        self._say(
+            "divergence",
+            f"FIRST DIVERGENCE{again}: {where}, step {earliest.step}: {earliest.item}: {earliest.reason}; "
+            f"next: msprobe-aggregate {self._run} --steps {earliest.step}",
+            ranks,
+        )
+
+    def _expected(self, attempt: Attempt) -> set[int]:
+        """Ranks whose comparisons make a step complete; what can never be complete where not all are followed."""
+        expected: set[int] = set()
+        for rank in attempt.layout.roster_ranks():
+            try:
+                mark = roster.load(attempt.layout.roster_mark(rank), roster.RankMark)
+            except ProbeError:
+                return {-2}
+            if mark.recording:
+                expected.add(rank)
+            if mark.world_size is not None and len(attempt.layout.roster_ranks()) < mark.world_size:
+                return {-2}
+        return expected or {-2}
+
+    def _merge(self, attempt: Attempt, step: int) -> None:
+        from aggregator import pipeline
+        from aggregator.report.table import Format
+
+        group = attempt.compared.pop(step)
+        attempt.merged.add(step)
+        try:
+            pipeline.merge_compared(
+                group, attempt.output / f"step{step}", self._stamp, frozenset({Format.CSV, Format.PARQUET})
+            )
+        except ProbeError as error:
+            self._once("merge", f"in-run: the ranks of step {step} are not merged: {error}")
+
+    # -- what is said
+
+    def _once(self, key: str, text: str) -> None:
+        if key not in self._told:
+            self._told.add(key)
+            self._say("note", text)
+
+    def _progress(self) -> None:
+        self._say("progress", "", compared=self._total("compared"), complete=self._total("complete"))
+
+    def _total(self, what: str) -> int:
+        return sum(attempt.counts[what] for attempt in self._attempts.values())
+
+    def _write_summary(self, attempt: Attempt) -> None:
+        """inrun-<host>.json: what msprobe-aggregate's summary.json would say so far, in short."""
+        import dataclasses
+
+        first = None if attempt.first is None else dataclasses.asdict(attempt.first)
+        if first is not None and not math.isfinite(first["excess"]):
+            first["excess"] = str(first["excess"])
+        facts = {
+            "format_version": SUMMARY_VERSION,
+            "run": str(self._run),
+            "bench": str(self._bench_path),
+            "attempt": attempt.number,
+            **attempt.counts,
+            "steps": sorted(attempt.steps),
+            "ranks": sorted(rank for rank in attempt.seen if rank >= 0),
+            "first": first,
+            "stop": None if self._stop is None else self._stop.facts(),
+        }
+        path = attempt.output / f"inrun-{socket.gethostname()}.json"
+        write_atomically(path, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
+
+    def end(self) -> None:
+        """Nothing more will come."""
+        from aggregator.sources import number_ranges
+
+        if self._stop is not None:
+            self._stop.end()
+        for attempt in self._attempts.values():
+            # Other nodes of a shared directory merge nothing either where none has all ranks.
+            if not attempt.ranks or attempt.ranks.issuperset(attempt.layout.roster_ranks()):
+                for step in sorted(step for step, group in attempt.compared.items() if group):
+                    self._merge(attempt, step)
+            if attempt.counts["complete"]:
+                self._write_summary(attempt)
+        steps = {step for attempt in self._attempts.values() for step in attempt.steps}
+        ranks = {rank for attempt in self._attempts.values() for rank in attempt.seen if rank >= 0}
+        found, compared, complete = (self._total(what) for what in ("findings", "compared", "complete"))
+        text = f"in-run: {compared:,} of {complete:,} dumps compared"
+        if compared:
+            text += (
+                f", steps {number_ranges(steps)} of ranks {number_ranges(ranks)}: {found:,} findings"
+                f" -> {RunLayout(self._run).aggregate / 'inrun'}"
+            )
+        self._say("done", text, compared=compared, complete=complete, findings=found)
+
+
+# -- stopping the recording
+
+
+class Stop:
+    """After the N-th finding: the tensor values of N ops around the first one are kept, then recording ends.
+
+    With task tensor they are on the disk. Otherwise the ranks are told to save them in a coming step, by its number, so
+    that all ranks save the same one; it is as far away as they may take to read control.yaml.
+    """
+
+    def __init__(self, run: Path, limit: int, attempt: Attempt, say: Say) -> None:
+        self._layout, self._limit, self._attempt, self._say = RunLayout(run), limit, attempt, say
+        self._ops: tuple[str, ...] = ()
+        self._window: tuple[int, int] | None = None
+        self._kept: int | None = None
+        self._state = "none"
+        self._after = attempt.counts["findings"]
+
+    def facts(self) -> dict[str, Any]:
+        """For the summary."""
+        return {
+            "after": self._after,
+            "ops": list(self._ops),
+            "state": self._state,
+            "steps_ordered": None if self._window is None else list(self._window),
+            "step_with_values": self._kept,
+        }
+
+    def begin(self) -> None:
+        """Write the orders. Never raises for what the disk does."""
+        first, config = self._attempt.first, self._config()
+        self._ops = self._around(first)
+        after = f"{self._after:,} findings (--probe-stop-at-divergence {self._limit})"
+        if self._is_taken():
+            self._state = "left alone"
+            self._say(
+                "stop",
+                f"in-run: {after}, but {self._layout.control} has orders of its own and stays as it is; "
+                "to stop recording, write there: record: off",
+            )
+            return
+        if config.get("task") != "statistics":
+            self._order("record: off")
+            self._state = "stopped"
+            kept = "no values (task structure)"
+            if config.get("task") == "tensor":
+                self._kept = first.step
+                kept = f"values of all its ops in {self._attempt.layout.step(first.step)}"
+            self._say("stop", f"in-run: {after}: recording stops, training goes on; {kept}")
+            return
+        start, last = self._coming_steps(float(config.get("control_seconds") or 1.0))
+        self._window = (start, last)
+        self._order(f"steps: {start}-{last}", f"tensor_list: {', '.join(self._ops)}")
+        self._state = "waiting for values"
+        self._say(
+            "stop",
+            f"in-run: {after}: recording stops, training goes on; values of {len(self._ops)} ops around the first "
+            f"one are saved in step {start}, or the next that all ranks reach by {last}",
+        )
+
+    def look(self, attempts: Iterable[Attempt]) -> None:
+        """Once a step with values is complete on all ranks, recording ends."""
+        if self._window is None or self._state != "waiting for values":
+            return
+        for attempt in attempts:
+            for step in attempt.layout.steps():
+                if self._window[0] <= step <= self._window[1] and self._is_complete(attempt, step):
+                    self._kept = step
+                    self._state = "stopped"
+                    self._order("record: off")
+                    self._say(
+                        "stop",
+                        f"in-run: recording has stopped; the values of step {step} are in "
+                        f"{attempt.layout.step(step)}/rank*/dump_tensor_data",
+                    )
+                    return
+
+    def end(self) -> None:
+        """The ranks have ended."""
+        self.look((self._attempt,))
+        if self._state == "waiting for values":
+            self._state = "no values"
+            self._say("stop", "in-run: the ranks ended before a step with values was complete on all of them")
+
+    def _is_complete(self, attempt: Attempt, step: int) -> bool:
+        there = {folder.rank: folder for folder in attempt.layout.rank_folders(step)}
+        wanted = {None if rank < 0 else rank for rank in attempt.seen or self._attempt.seen}
+        return bool(wanted) and all(
+            rank in there and there[rank].is_finished and there[rank].tensors.is_dir() for rank in wanted
+        )
+
+    def _around(self, first: Any) -> tuple[str, ...]:
+        """The N ops of that rank and step around the first divergence, in call order."""
+        import pyarrow.parquet as pq
+
+        name = "rank" if first.rank is None else f"rank{first.rank}"
+        path = self._attempt.output / "partitions" / f"step{first.step}" / f"{name}.parquet"
+        table = pq.read_table(path, columns=["op", "parent"])
+        ops = list(dict.fromkeys(table["op"].to_pylist()))
+        own = ops[first.position]
+        # The name of a module that holds others would take along all that runs inside it.
+        holds = set(table["parent"].to_pylist()) - {own}
+        ops = [op for op in ops if op not in holds]
+        low = max(0, min(ops.index(own) - (self._limit - 1) // 2, len(ops) - self._limit))
+        return tuple(ops[low : low + self._limit])
+
+    def _config(self) -> Mapping[str, Any]:
+        try:
+            return roster.load(self._layout.manifest, roster.Manifest).config
+        except ProbeError:
+            return {}
+
+    def _coming_steps(self, control_seconds: float) -> tuple[int, int]:
+        """A step that no rank can have begun before it reads the orders, and the last one worth waiting for."""
+        steps = self._attempt.layout.steps()
+        newest = max(steps, default=0)
+        times = []
+        for step in steps[-16:]:
+            for folder in self._attempt.layout.rank_folders(step)[:1]:
+                if folder.dump.exists():
+                    times.append((step, folder.dump.stat().st_mtime))
+        seconds = 1.0
+        if len(times) > 1 and times[-1][0] > times[0][0]:
+            seconds = max(1e-4, (times[-1][1] - times[0][1]) / (times[-1][0] - times[0][0]))
+        margin = math.ceil(2.0 * control_seconds / seconds) + 1
+        return newest + margin, newest + 2 * margin
+
+    def _is_taken(self) -> bool:
+        try:
+            return ORDERED_BY_US not in self._layout.control.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return False
+
+    def _order(self, *lines: str) -> None:
+        text = "\n".join([ORDERED_BY_US, "# Without this file the job records as it was started.", *lines])
+        try:
+            write_atomically(self._layout.control, text + "\n")
+        except OSError as error:
+            self._say("note", f"in-run: {self._layout.control} cannot be written: {error.strerror}")
+
+
+# -- the process
+
+
+class Inbox:
+    """Lines of standard input, as they come."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._rest = b""
+        self.ended = False
+
+    def wait(self, seconds: float) -> list[dict[str, Any]]:
+        """What has come; waits so long for it."""
+        if self.ended:
+            return []
+        if not select.select([self._number], [], [], seconds)[0]:
+            return []
+        data = os.read(self._number, 1 << 16)
+        self.ended = not data
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [json.loads(line) for line in lines if line.strip()]
+
+
+def _say(kind: str, text: str, ranks: Sequence[int] = (), **more: Any) -> None:
+    line = json.dumps({"kind": kind, "text": text, "ranks": list(ranks), **more})
+    os.write(1, line.encode() + b"\n")  # one write: no line is ever half there
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise Stopped
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Follow a run until standard input ends; 0, or 2 where the bench cannot be used."""
+    parser = argparse.ArgumentParser(prog="aggregator.follow", allow_abbrev=False)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--bench", type=Path, required=True)
+    parser.add_argument("--stop-at", type=int, default=None)
+    given = parser.parse_args(argv)
+    os.nice(NICENESS - os.nice(0))
+    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    follower = Follower(given.run, given.bench, given.stop_at, _say, time.strftime("%Y%m%d%H%M%S"))
+    inbox = Inbox(0)
+    try:
+        import pyarrow as pa
+
+        pa.set_cpu_count(1)
+        pa.set_io_thread_count(1)
+        follower.start()
+        while True:
+            for order in inbox.wait(POLL_SECONDS):
+                follower.attempt(int(order["attempt"]), order["ranks"])
+            if not follower.look() and inbox.ended:
+                break
+        follower.end()
+    except ProbeError as error:
+        _say("note", "in-run: nothing is compared: " + " ".join(str(error).split()))
+        return error.exit_code
+    except Stopped:
+        return 128 + signal.SIGTERM
+    except BrokenPipeError:
+        return 1  # nobody listens any more
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
