@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,6 +26,8 @@ from msprobe_launch.records.roster import write_atomically
 PERIOD_SECONDS = 1.0
 # Where the framework's collectives live: the innermost such frame says which one a rank is in.
 COLLECTIVES = ("distributed_c10d.py", "functional_collectives.py")
+# MindSpore runs ahead of the device: a rank waits where a collective's result is first looked at, which is by us.
+_LOOKING = os.path.join("adapters", "mindspore", "collectives.py")
 
 
 def start(process: RankProcess) -> None:
@@ -63,13 +66,14 @@ def answer(process: RankProcess, path: Path) -> None:
     session: Any = process.session
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     counters = {} if session is None else dict(session.segment.counters)
-    collective = _collective(frame)
+    begun = {name: count for name, count in counters.items() if name.startswith("Distributed.")}
+    collective = _collective(frame) or _looked_at(frame, begun)
     where = {
         "rank": process.rank,
         "step": None if session is None else session.step,
         "last_op": "" if session is None else session.writer.last_op,
         "collective": collective,
-        "collectives": sum(count for name, count in counters.items() if name.startswith("Distributed.")),
+        "collectives": sum(begun.values()),
         "at": _place(frame),
     }
     write_atomically(path, json.dumps(where) + "\n")
@@ -86,6 +90,16 @@ def _collective(frame: FrameType | None) -> str:
             break
         frame = frame.f_back
     return "" if name == "wrapper" else name
+
+
+def _looked_at(frame: FrameType | None, begun: Mapping[str, int]) -> str:
+    """Where we wait for the result of a collective: its name, if the step has begun no other, else `a collective`."""
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(_LOOKING):
+            names = [name.partition(".")[2] for name in begun]
+            return names[0] if len(names) == 1 else "a collective"
+        frame = frame.f_back
+    return ""
 
 
 def _place(frame: FrameType | None) -> str:

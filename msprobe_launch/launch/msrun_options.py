@@ -1,7 +1,7 @@
 """What the installed msrun accepts and how it binds processes, asked of its own code.
 
 `import mindspore` takes seconds and writes to stderr, so the launcher never does it. The module that defines msrun's
-options is read from its file and executed with stand-ins for everything of MindSpore's (milliseconds); it needs nothing of it
+options is read from its file and executed with stand-ins for all of MindSpore (milliseconds): it needs nothing of it
 to make its parser. What it works out about cores and memory nodes needs MindSpore whole: a child process is asked, and
 only where binding is asked for.
 """

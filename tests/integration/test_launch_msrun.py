@@ -411,6 +411,19 @@ def test_a_signal_leaves_nothing_of_the_installed_msrun(tmp_path: Path) -> None:
 
 @needs_mindspore
 @pytest.mark.slow
+def test_who_waits_in_which_collective_and_who_did_not_come(train: Launch, tmp_path: Path) -> None:
+    source = TRAINS.replace("    _, gradients", "    if rank == 1 and step == 2:\n        load()\n    _, gradients")
+    head = "import time\ndef load():\n    time.sleep(600)\n"
+    (tmp_path / "train.py").write_text(head + source)
+    done = train("--nproc", "2", "--run-dir", "run", "--probe-hang-timeout", "4", "--probe-hang-kill")
+    assert done.returncode == 143
+    lines = done.stderr.splitlines()
+    assert any("rank 0 wait in all_reduce (collective 1 of step 2) at " in line for line in lines), done.stderr
+    assert any("rank 1 did not come: in step " in line and "train.py:3 in load" in line for line in lines)
+
+
+@needs_mindspore
+@pytest.mark.slow
 def test_own_spawn_and_the_installed_msrun_train_alike(train: Launch, tmp_path: Path) -> None:
     own = train("--nproc", "2", "--run-dir", "own")
     port = f"--master_port={free_port()}"
