@@ -22,7 +22,7 @@ from msprobe_launch.records.roster import Manifest, RankMark, load
 
 sys.path[:0] = [str(Path(__file__).parent)]
 import fake_mindspore  # noqa: E402
-from launching import started  # noqa: E402
+from launching import Started, started  # noqa: E402
 
 Launch = Callable[..., "CompletedProcess[str]"]
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -200,6 +200,25 @@ def test_a_simulation_has_no_scheduler(launch: Launch, tmp_path: Path) -> None:
     layout = RunLayout(tmp_path / "run")
     assert [path.name for path in layout.logs.iterdir()] == ["worker_0.log"]
     assert (layout.roster_ranks(), mark(tmp_path / "run", 5).world_size) == ([5], 8)
+
+
+def test_jobs_side_by_side_have_ports_of_their_own(tmp_path: Path, package: str, launch: Launch) -> None:
+    code = "time.sleep(600 if len(sys.argv) > 1 else 2)\n"
+    (tmp_path / "script.py").write_text(SCRIPT + code)
+    port = free_port()
+    with contextlib.ExitStack() as stack:
+
+        def job(name: str, *argv: str) -> Started:
+            tokens = ["--nproc", "1", "--probe-off", "--log_dir", name, *argv]
+            return stack.enter_context(started(tmp_path, *tokens, PYTHONPATH=package))
+
+        held = job("held", f"--master_port={port}", "script.py", "for long")
+        held.await_(lambda: "up" in held.out.read_text())
+        jobs = [job(f"job{number}", "script.py") for number in range(3)]
+        second = launch("--nproc", "1", "--probe-off", f"--master_port={port}", code=code)
+        assert second.returncode == 2
+        assert f"--master_port {port}: another msprobe-launch has its scheduler there." in second.stderr
+        assert [each.finish()[0] for each in jobs] == [0, 0, 0]
 
 
 # -- several nodes
