@@ -17,6 +17,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
+from msprobe_launch.cli import main
 from msprobe_launch.records.layout import RunLayout
 from msprobe_launch.records.roster import Manifest, RankMark, load
 
@@ -296,13 +297,23 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("argv", "expected"), REFUSED.values(), ids=REFUSED)
-def test_one_error_exit_code_2_and_nothing_made(argv: list[str], expected: str, launch: Launch, tmp_path: Path) -> None:
-    done = launch("--run-dir", "run", *argv)
-    assert done.returncode == 2, done.stderr
-    assert expected in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "run").exists()
-    assert not (tmp_path / "imports").exists()
+def test_one_error_exit_code_2_and_nothing_made(
+    argv: list[str],
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.syspath_prepend(fake_mindspore.make(tmp_path / "package"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    before = dict(os.environ)
+    assert main(["--backend", "msrun", "--run-dir", "run", *argv, "script.py"]) == 2
+    captured = capsys.readouterr()
+    assert expected in captured.err
+    assert captured.out == ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["package", "script.py"]
+    assert dict(os.environ) == before
 
 
 def test_a_port_in_use_and_a_script_that_is_not_there(launch: Launch) -> None:
