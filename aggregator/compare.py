@@ -519,7 +519,8 @@ _MINDSPORE_FLOATS = frozenset({"Float16", "BFloat16", "Float32", "Float64"})
 
 
 def comparable(dtype: str, other: str) -> bool:
-    """True where two dtypes may stand opposite each other: equal, equal but for the framework, or both floating.
+    """True where two dtypes may stand opposite each other: equal, equal but for the framework (`same_dtype`), or both
+    floating.
 
     Anything else (an int opposite a float, a tensor opposite None) leaves the row unmatched in msprobe's table; our
     findings name it all the same.
@@ -533,7 +534,7 @@ def comparable(dtype: str, other: str) -> bool:
     if "N/A" in (dtype, other):
         return False
     both_tensors = not dtype.startswith("<") and not other.startswith("<")
-    return both_tensors and divergence.canonical_dtype(dtype) == divergence.canonical_dtype(other)
+    return both_tensors and divergence.same_dtype(dtype, other)
 
 
 # -- dictionary-encoded columns of two tables

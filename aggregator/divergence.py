@@ -110,6 +110,15 @@ def canonical_dtype(dtype: str) -> str:
     return bare.lower() if bare[:1].isupper() else bare
 
 
+_INDICES = ("Int32", "torch.int64"), ("Int64", "torch.int32")
+
+
+def same_dtype(dtype: str, other: str) -> bool:
+    """True where two dtypes are one but for the framework's spelling, or 32- and 64-bit integers of two frameworks:
+    MindSpore's functions ask for int32 ids and labels where PyTorch's ask for int64."""
+    return canonical_dtype(dtype) == canonical_dtype(other) or (dtype, other) in _INDICES or (other, dtype) in _INDICES
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Row by row, in place of T and beside the floors above: what `--verdict noise` tolerates (see `noise`)."""
@@ -156,8 +165,13 @@ def excess(
     certain[unread] = False
     for name in ("Dtype", "Tensor Shape"):
         canonical = canonical_dtype if name == "Dtype" else str
-        npu, bench = _same_codes(_texts(table, f"NPU {name}"), _texts(table, f"Bench {name}"), canonical)
-        certain |= matched & (npu != bench)
+        texts = _texts(table, f"NPU {name}"), _texts(table, f"Bench {name}")
+        npu, bench = _same_codes(*texts, canonical)
+        other = matched & (npu != bench)
+        if name == "Dtype" and other.any():
+            for pair in (*_INDICES, *(pair[::-1] for pair in _INDICES)):
+                other &= ~(texts[0].among(pair[0].__eq__) & texts[1].among(pair[1].__eq__))
+        certain |= other
     if differs is not None:
         certain |= differs
     out[certain] = math.inf
@@ -579,7 +593,7 @@ def _reason(cells: dict[str, str], mode: Mode, found: float) -> str:
         if cells.get("role") == "output":
             return "the bench has no such call, and what comes after it differs"
         return f"the bench's call has no item of this place and type ({dtypes[0]})"
-    if canonical_dtype(dtypes[0]) != canonical_dtype(dtypes[1]):
+    if not same_dtype(*dtypes):
         return f"dtype {dtypes[0]} against {dtypes[1]}"
     if shapes[0] != shapes[1]:
         return f"shape {shapes[0]} against {shapes[1]}"
