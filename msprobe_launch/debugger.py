@@ -9,6 +9,7 @@ debugger starts a session of its own in the process that calls it. Nothing here 
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 import sys
@@ -24,7 +25,6 @@ from msprobe_launch.logs import get_logger
 if TYPE_CHECKING:
     from msprobe_launch.capture.session import Session
 
-FRAMEWORK = "torch"
 DEFAULT_SEED = 1234  # msprobe's
 
 
@@ -79,7 +79,7 @@ class PrecisionDebugger:
     def start(cls, model: Any = None) -> None:
         """Record from here on. `model` need not be given; several models in a list are named by their index."""
         self = cls._made("start")
-        session = self._attached()
+        session = self._attached(model)
         if session is None:
             return
         if isinstance(model, (list, tuple)) and len(model) > 1:
@@ -166,17 +166,18 @@ class PrecisionDebugger:
             raise UsageError(f"PrecisionDebugger.{call} was called before PrecisionDebugger was constructed.")
         return cls._instance
 
-    def _attached(self) -> Session | None:
+    def _attached(self, model: Any = None) -> Session | None:
         """This process's session, started where there is none; None where it cannot be."""
         if self._session is not None or self._failed:
             return self._session
         from msprobe_launch.capture import active
 
-        if FRAMEWORK not in sys.modules:
-            __import__(FRAMEWORK)  # under the launcher this attaches
+        framework = _framework(model)
+        if framework not in sys.modules:
+            __import__(framework)  # under the launcher this attaches
         session = active.session()
         if session is None:
-            session = self._start_alone()
+            session = self._start_alone(framework)
             if session is None:
                 return None
         else:
@@ -189,15 +190,15 @@ class PrecisionDebugger:
         self._session = session
         return session
 
-    def _start_alone(self) -> Session | None:
+    def _start_alone(self, framework: str) -> Session | None:
         from msprobe_launch import adapters
         from msprobe_launch.capture import earlier
         from msprobe_launch.capture.identity import RankIdentity
 
-        rank, world, is_known = _rank(adapters.known_rank(FRAMEWORK))
+        rank, world, is_known = _rank(adapters.known_rank(framework))
         identity = RankIdentity(
             rank=rank,
-            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+            local_rank=int(os.environ.get("LOCAL_RANK") or os.environ.get("DEVICE_ID") or "0"),
             world_size=world,
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -206,7 +207,7 @@ class PrecisionDebugger:
         try:
             if is_known:
                 earlier.set_aside(self._config.run_dir, rank)
-            return adapters.start(FRAMEWORK, self._config, identity)
+            return adapters.start(framework, self._config, identity)
         except Exception as error:  # noqa: BLE001 - a guest, whatever is wrong with us
             get_logger().warning("not recorded, the training goes on: %s: %s", type(error).__name__, error)
             self._failed = True
@@ -216,7 +217,9 @@ class PrecisionDebugger:
 def seed_all(
     seed: int = DEFAULT_SEED, mode: bool = False, rm_dropout: bool = False, *, deterministic: bool | None = None
 ) -> None:
-    """Seed Python, numpy and the framework. `mode` (or `deterministic`) asks for deterministic algorithms.
+    """Seed Python, numpy and the framework (both, where both are imported).
+
+    `mode` (or `deterministic`) asks for deterministic algorithms.
 
     Raises UsageError. `rm_dropout`, which would change what is computed, is not done.
     """
@@ -229,7 +232,25 @@ def seed_all(
         raise UsageError("seed_all: rm_dropout would change the model, which this tool never does. Set p=0 yourself.")
     from msprobe_launch import adapters
 
-    adapters.seed(FRAMEWORK, seed, mode if deterministic is None else deterministic)
+    for framework in [name for name in adapters.ADAPTERS if name in sys.modules] or [_framework(None)]:
+        adapters.seed(framework, seed, mode if deterministic is None else deterministic)
+
+
+def _framework(model: Any) -> str:
+    """Import name of the framework: the model's, else the one that is imported, else the one that is installed.
+
+    Where both are imported and no model says more, it is PyTorch: MindSpore's programs give theirs to `start`.
+    """
+    from msprobe_launch.adapters import ADAPTERS
+
+    one = model[0] if isinstance(model, (list, tuple)) and model else model
+    for base in type(one).__mro__:
+        top = base.__module__.partition(".")[0]
+        if top in ADAPTERS:
+            return top
+    loaded = [name for name in ADAPTERS if name in sys.modules]
+    installed = [name for name in ADAPTERS if importlib.util.find_spec(name) is not None]
+    return next(iter((*loaded, *installed, *ADAPTERS)))
 
 
 def _configuration(given: Mapping[str, Any]) -> ProbeConfig:
@@ -283,10 +304,12 @@ def _rank(known: tuple[int, int] | None) -> tuple[int, int, bool]:
     """(rank, world size, whether anybody has told us)."""
     if known is not None:
         return (*known, True)
-    try:
-        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), True
-    except (KeyError, ValueError):
-        return 0, 1, False
+    for rank, world in (("RANK", "WORLD_SIZE"), ("MS_NODE_ID", "MS_WORKER_NUM")):
+        try:
+            return int(os.environ[rank]), int(os.environ[world]), True
+        except (KeyError, ValueError):
+            continue
+    return 0, 1, False
 
 
 def _name_of(module: Any) -> str:

@@ -20,7 +20,7 @@ from msprobe_launch.adapters.mindspore.jit import JitCalls
 from msprobe_launch.adapters.mindspore.naming import CellNames
 from msprobe_launch.adapters.mindspore.primitives import PrimitiveCalls
 from msprobe_launch.adapters.mindspore.quiet import Switch
-from msprobe_launch.adapters.mindspore.runtime import Tensor
+from msprobe_launch.adapters.mindspore.runtime import InOrder, Tensor
 from msprobe_launch.adapters.mindspore.steps import Scope, Steps
 from msprobe_launch.adapters.mindspore.values import MindSporeValues
 from msprobe_launch.config import Task
@@ -42,6 +42,7 @@ class MindSporeAdapter:
     def install(self, session: Session) -> None:
         self._session = session
         switch = self._switch = Switch()
+        self._in_order = InOrder()
         scope = Scope()
         names = CellNames()
         self._values = MindSporeValues(session, switch)
@@ -62,9 +63,11 @@ class MindSporeAdapter:
 
     def arm(self) -> None:
         self._switch.arm(self._session.config.level.apis)
+        self._in_order.enter()
 
     def disarm(self) -> None:
         self._switch.arm(False)
+        self._in_order.leave()
 
     @property
     def settles_at_once(self) -> bool:

@@ -94,7 +94,7 @@ class PrimitiveCalls:
 
     def _named(self, primitive: Any, name: str) -> NameTemplate:
         for cell, info in reversed(self._scope.cells):
-            known = info.primitives.get(id(primitive))
+            known: NameTemplate | None = info.primitives.get(id(primitive))
             if known is not None:
                 return known
             for attribute, held in cell._primitives.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mindspore._c_expression import MSContext, ms_ctx_param
 from mindspore.common.parameter import Parameter
 from mindspore.common.tensor import Tensor
 from mindspore.context import GRAPH_MODE, _get_mode, get_context
@@ -24,6 +25,7 @@ from mindspore.ops.primitive import Primitive
 __all__ = [
     "OPTIMIZERS",
     "Cell",
+    "InOrder",
     "Parameter",
     "Primitive",
     "Tensor",
@@ -77,3 +79,40 @@ def seen_as(wrapper: Any, original: Any) -> None:
     Without it the compiler of byte code gave a wrong loss, silently.
     """
     convert_object_map[wrapper] = convert_object_map.get(original, original)
+
+
+class InOrder:
+    """Operations run where they are called, one after the other, while we read their results on the host.
+
+    MindSpore hands each operation through three threads; to read a result is to wait for all of them, 0.5 to 4 ms a
+    time, which is most of what recording would cost. Results and their order are the same. A failing operation raises
+    in its own line, which is where reading its result would raise it.
+    """
+
+    def __init__(self) -> None:
+        self._on = False
+        self._pipeline = False  # ours to switch on again
+        self._was_blocking = False
+
+    def enter(self) -> None:
+        """From now on, until `leave`. Nothing on an accelerator, nor in graph mode."""
+        if self._on or in_graph_mode() or not on_host():
+            return
+        self._on = True
+        if not _executor.disable_frontend_and_bprop_pipeline():
+            self._pipeline = True
+        context = MSContext.get_instance()
+        self._was_blocking = bool(context.get_param(ms_ctx_param.pynative_synchronize))
+        context.set_param(ms_ctx_param.pynative_synchronize, True)
+
+    def leave(self) -> None:
+        """As it was, unless the program has switched it meanwhile."""
+        if not self._on:
+            return
+        self._on = False
+        if not self._was_blocking:
+            MSContext.get_instance().set_param(ms_ctx_param.pynative_synchronize, False)
+        # Hooks on saved tensors need the pipeline off as well; it is ours to switch on again later.
+        if self._pipeline and not _executor.is_saved_tensor_hook_active():
+            self._pipeline = False
+            _executor.enable_frontend_and_bprop_pipeline()
