@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from aggregator import compare, match, sources
+from aggregator import compare, match, noise, sources
 from aggregator.model import RankFailure
 from aggregator.read import ROLES, read
 from msprobe_launch.errors import NothingUsable, UnreadableInput
@@ -92,6 +92,7 @@ def compare_runs(
     ranks: Iterable[int] | None = None,
     tolerance: float | None = None,
     matching: match.Options = match.PLAIN,
+    policy: noise.Policy | None = None,
 ) -> pd.DataFrame:
     """Every item of `target` beside its counterpart in `bench`: a row per step, rank and item in call order.
 
@@ -99,7 +100,8 @@ def compare_runs(
     `parent`, `excess`). A column of numbers is float64, NaN where the cell is a word, which then stands in
     `<column>:text`; `excess` above 1 is a finding. Ranks that cannot be compared are in `frame.attrs["failures"]`,
     the first divergence of each rank in `frame.attrs["first"]`, notes in `frame.attrs["notes"]`. Raises NothingUsable
-    where no rank can be compared.
+    where no rank can be compared. With `policy` (`noise.Policy()`) excess, `Result` and `Err_message` are those of
+    `--verdict noise`.
     """
     pairs, unpaired, notes = sources.pair(sources.find_run((Path(target),)), sources.find_run((Path(bench),)))
     wanted_steps = None if steps is None else set(steps)
@@ -122,6 +124,7 @@ def compare_runs(
                 partition=partition,
                 tolerance=tolerance,
                 matching=matching,
+                policy=policy,
             )
             if isinstance(found, RankFailure):
                 failures.append(f"step {found.step} rank {found.rank}: {found.reason}")

@@ -166,10 +166,11 @@ class Follower:
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """One thread, and the packages that stand beside this one, wherever that was imported from."""
+    """One thread, UTF-8, and the packages that stand beside this one, wherever that was imported from."""
     packages = os.fspath(Path(__file__).resolve().parents[2])
     paths = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     # Relative ones are the training's, and would mean another folder there.
     absolute = [path for path in paths if os.path.isabs(path)]
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return {**environ, **threads, "PYTHONPATH": os.pathsep.join([*absolute, packages])}
+    # Arrow takes the names of files as UTF-8 whatever the locale, so Python has to see them so too.
+    ours = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONUTF8")
+    return {**environ, **dict.fromkeys(ours, "1"), "PYTHONPATH": os.pathsep.join([*absolute, packages])}

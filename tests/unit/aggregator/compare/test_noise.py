@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+import aggregator
 from aggregator import compare, noise, thresholds, verdict
 from aggregator.model import RankFailure
 from aggregator.verdict import Fault
@@ -184,6 +185,13 @@ def test_checksums_are_left_for_the_statistics_beside_them(judge, make_value, ma
     rows = judge(side(1.0, "aaaaaaaa"), side(1.0, "bbbbbbbb"))
     assert {row[1] for row in rows.values()} == {"pass"}
     assert judge(side(1.1, "aaaaaaaa"), side(1.0, "bbbbbbbb"))["Torch.f.0.forward.input.0"][1] == "warning"
+
+
+def test_frames_are_judged_by_noise_as_well(tmp_path, linear, make_folder):
+    for side, out in (("t", 1.01), ("b", 1.0)):
+        make_folder(tmp_path / side / "step0/rank0", linear(out=out))
+    frame = aggregator.compare_runs(tmp_path / "t", tmp_path / "b", policy=noise.Policy())
+    assert frame[frame["excess"] > 1]["Result"].tolist() == ["error"]
 
 
 @pytest.mark.parametrize(
