@@ -63,8 +63,9 @@ if TYPE_CHECKING:
 
 EXCESS = "excess"
 
-OUR_REASON = "layout finding"
-"""A column that says in words what was found in a row, where its cells do not show it (see `layouts.compare`)."""
+LAYOUT, OUR_REASON = "layout", "layout finding"
+"""Columns that only `layouts.compare` writes: which ranks make a row and how, and what was found where its cells do not
+show it."""
 
 SIGNIFICAND_BITS: dict[str, int] = {
     "float64": 53,
@@ -249,7 +250,7 @@ def first(table: pa.Table, mode: Mode, *, step: int | None, rank: int | None) ->
         position=int(ops.codes[row]),
         item=cells[NPU_NAME],
         bench_item=cells[columns.BENCH_NAME],
-        reason=_reason(cells, mode, float(values[row])),
+        reason="; ".join(part for part in (_reason(cells, mode, float(values[row])), cells.get(LAYOUT)) if part),
         excess=float(values[row]),
         npu_max=cells.get("NPU max", ""),
         bench_max=cells.get("Bench max", ""),

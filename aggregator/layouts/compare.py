@@ -11,6 +11,7 @@ The table is an ordinary partition (see `model`) with two columns more:
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -44,8 +45,7 @@ if TYPE_CHECKING:
     Flags = npt.NDArray[np.bool_]
     Codes = npt.NDArray[np.int64]
 
-LAYOUT = "layout"
-FINDING = divergence.OUR_REASON
+LAYOUT, FINDING = divergence.LAYOUT, divergence.OUR_REASON
 
 _INPUT, _PARAMETERS, _OUTPUT, _GRADIENT = (
     ROLES.index(role) for role in (Role.INPUT, Role.PARAMETERS, Role.OUTPUT, Role.PARAMETERS_GRAD)
@@ -129,7 +129,7 @@ def _compared(
     notes += [f"target: {note}" for note in target.notes] + [f"bench: {note}" for note in bench.notes]
     if has_applied(target) or has_applied(bench):
         target, bench = with_applied(target), with_applied(bench)
-    target, bench, names, own_names = _named(target, bench, notes)
+    target, bench, names, own_names, setting_up = _named(target, bench, notes)
     mode = _mode(target, bench, notes)
     seen = replace(target.skeleton, items=_with(target.skeleton.items, "name", names[1]), ops=_with(
         target.skeleton.ops, "name", pa.array(names[0], pa.string())
@@ -165,7 +165,10 @@ def _compared(
     table, differs = compare.table_of(left, right, replace(matching, bench_row=comparable), mode, values)
     differs &= ~_with_summands(target, whole.summands)
     differs |= judged.finding_codes > 0
-    apart = (values.off, values.worst) if values is not None else None
+    apart = None
+    if values is not None:
+        noise_only = _cancelled(target, judged)
+        apart = (np.where(noise_only, np.nan, values.off), np.where(noise_only, np.nan, values.worst))
     # Judged while rows that are not compared still have no bench row; then their names are filled in.
     if policy is not None:
         table = noise.judged(table, mode, policy, step=step, differs=differs, apart=apart)
@@ -176,7 +179,7 @@ def _compared(
     table = _filled(table, right, bench_row, comparable)
     table = _told(table, unit, target, bench, own, other, bench_row, judged)
     paired = bench_row >= 0
-    notes += _counted(target, paired, judged, bench)
+    notes += _counted(target, paired, judged, bench, setting_up)
     return compare.Compared(
         table=table,
         mode=mode,
@@ -192,8 +195,11 @@ def _compared(
 # -- names and order
 
 
-def _named(target: Side, bench: Side, notes: list[str]) -> tuple[Side, Side, tuple[list[str], pa.Array], list[str]]:
-    """Both sides in order; the target's ops and items by the bench's names; the names that are shown of its ops."""
+def _named(
+    target: Side, bench: Side, notes: list[str]
+) -> tuple[Side, Side, tuple[list[str], pa.Array], list[str], Flags]:
+    """Both sides in order; the target's ops and items by the bench's names; the names that are shown of its ops, and
+    which of these only set up."""
     whole, other_whole = stages.naming(target, bench, notes), stages.naming(bench, target, notes)
     parts = [side.first_ops if side.layout.pp > 1 else () for side in (target, bench)]
     ops = pairing.ops_of(target.skeleton, whole, parts=parts[0], microbatches=target.layout.microbatches)
@@ -209,11 +215,12 @@ def _named(target: Side, bench: Side, notes: list[str]) -> tuple[Side, Side, tup
         place_of = np.empty(len(moved), np.int64)
         place_of[moved] = np.arange(len(moved))
         twin = np.where(twin >= 0, place_of[np.where(twin >= 0, twin, 0)], -1)
+    setting_up = ops.section == pairing.Section.SETUP
     if target.layout.pp > 1:
         moved = stages.order(target, ops, twin, by_twin=bench.layout.pp == 1)
-        target, twin = stages.reordered(target, moved), twin[moved]
+        target, twin, setting_up = stages.reordered(target, moved), twin[moved], setting_up[moved]
     names = pairing.renamed(target.skeleton, bench.skeleton, twin)
-    return target, bench, names, target.skeleton.ops["name"].to_pylist()
+    return target, bench, names, target.skeleton.ops["name"].to_pylist(), setting_up
 
 
 def _mode(target: Side, bench: Side, notes: list[str]) -> Mode:
@@ -514,21 +521,22 @@ def _replicas_differ(side: Side, row: int) -> str:
     return f"replicas differ: {', '.join(told[:8])}{' ...' if len(told) > 8 else ''}"
 
 
-def _counted(target: Side, paired: Flags, judged: _Judged, bench: Side) -> list[str]:
+def _counted(target: Side, paired: Flags, judged: _Judged, bench: Side, setting_up: Flags) -> list[str]:
     """How much of the target has a counterpart, and what could not be compared."""
     dump = target.skeleton
     op = dump.items["op"].to_numpy()
-    with_items = np.unique(op)
+    ops = np.unique(op)
     has = np.zeros(dump.ops.num_rows, bool)
     has[op[paired]] = True
     theirs = {_stem(name) for name in bench.skeleton.ops["name"].to_pylist()}
     known = np.array([_stem(name) in theirs for name in dump.ops["name"].to_pylist()], bool)
-    lacking = with_items[~has[with_items]]
-    own = int((~known[lacking]).sum())
-    notes = [
-        f"{int(has[with_items].sum()):,} of {len(with_items):,} ops of the target are paired"
-        + (f"; {own:,} are of kinds that the bench never calls (its layout's own)" if own else "")
-    ]
+    of_layout, before = ops[~has[ops] & ~known[ops] & ~setting_up[ops]], ops[~has[ops] & setting_up[ops]]
+    told = f"{int(has[ops].sum()):,} of {len(ops) - len(of_layout) - len(before):,} ops of the target are paired"
+    if len(of_layout):
+        told += f"; {len(of_layout):,} more are of kinds that the bench never calls (the layout's own)"
+    if len(before):
+        told += f"; {len(before):,} more set up, before the first value that is trained"
+    notes = [told]
     for code, text in judged.whys.items():
         count = int((judged.why == code).sum())
         if count:
@@ -625,13 +633,27 @@ def _told(
     why = reasons.take(pa.array(judged.why, mask=judged.why == 0))
     findings = pa.array([None, *judged.findings[1:]], pa.string()).take(pa.array(judged.finding_codes))
     layout = pc.if_else(why.is_valid(), pc.binary_join_element_wise(shown, pc.fill_null(why, ""), "; "), shown)
-    message = table[columns.ERR_MESSAGE].combine_chunks().cast(pa.string())
     with_finding = pc.binary_join_element_wise(layout, pc.fill_null(findings, ""), "; ")
-    parts = pc.if_else(findings.is_valid(), with_finding, layout)
-    message = pc.fill_null(message, "")
-    message = pc.if_else(pc.equal(message, ""), parts, pc.binary_join_element_wise(message, parts, " "))
+    message = _added(table[columns.ERR_MESSAGE], pc.if_else(findings.is_valid(), with_finding, layout))
     table = _with(table, columns.ERR_MESSAGE, message)
     return table.append_column(LAYOUT, layout).append_column(FINDING, findings)
+
+
+def _added(messages: pa.ChunkedArray, texts: pa.Array) -> pa.Array:
+    """Err_message cells, which are texts of lists, with one text more in each."""
+    known = messages.combine_chunks().cast(pa.string()).dictionary_encode()
+    more = texts.dictionary_encode()
+    codes = known.indices.to_numpy(zero_copy_only=False) * len(more.dictionary) + more.indices.to_numpy(
+        zero_copy_only=False
+    )
+    unique, place = np.unique(codes, return_inverse=True)
+    made = []
+    for code in unique.tolist():
+        cell = known.dictionary[code // len(more.dictionary)].as_py()
+        text = json.dumps(more.dictionary[code % len(more.dictionary)].as_py())
+        inside = cell.strip()[1:-1] if cell.strip().startswith("[") else ""
+        made.append(f"[{inside}{', ' if inside else ''}{text}]")
+    return pa.array(made, pa.string()).take(pa.array(place.reshape(-1)))
 
 
 def _words(side: Side, decisions: Decisions, sums: Flags) -> pa.Array:
@@ -670,7 +692,9 @@ def _values(
     """Metrics of the stored values, each side's parts joined or added on the way."""
     names = _file_names(target), _file_names(bench)
     rows = []
-    for row in np.flatnonzero(comparable >= 0).tolist():
+    # A mean over data parallel ranks is that of their single numbers, which the statistics hold.
+    means = whole.mean | theirs.mean[np.maximum(comparable, 0)]
+    for row in np.flatnonzero((comparable >= 0) & ~means).tolist():
         if names[0][0][0][row] is not None and names[1][0][0][int(comparable[row])] is not None:
             rows.append(row)
 
@@ -699,6 +723,27 @@ def _values(
         return metrics
 
     return stored.collected(target.height, np.array(rows, np.int64), compared)
+
+
+CANCELLED = 2.0**-12  # of the largest value around: a gradient below it is the rounding of sums that cancel
+
+
+def _cancelled(target: Side, judged: _Judged) -> Flags:
+    """Gradients that cancel to zero: summed in another order, element by element nothing agrees.
+
+    What comes out of a backward call against what came in, a parameter's gradient against those of its module.
+    """
+    dump = target.skeleton
+    op = dump.items["op"].to_numpy()
+    role = dump.items["role"].to_numpy()
+    backward = np.asarray(pc.match_substring_regex(dump.ops["name"], r"\.backward(?:\.\d+)?$").to_numpy())[op]
+    with np.errstate(all="ignore"):
+        largest = np.fmax(np.abs(judged.target.numbers[0]), np.abs(judged.target.numbers[1]))
+    largest = np.where(np.isfinite(largest), largest, 0.0)
+    source = (backward & (role == _INPUT)) | (role == _GRADIENT)
+    around = np.zeros(dump.ops.num_rows)
+    np.maximum.at(around, op[source], largest[source])
+    return np.asarray(((backward & (role == _OUTPUT)) | (role == _GRADIENT)) & (largest < around[op] * CANCELLED))
 
 
 def _statistics_agree(target: Side, judged: _Judged, row: int, at: int) -> bool:

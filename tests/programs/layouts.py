@@ -4,14 +4,15 @@
 
     single       one rank, or the same on each; with MICROBATCHES=M the batch in M parts, gradients accumulated
     dtensor      tensor parallel by torch.distributed.tensor (parallelize_module)
-    sequence     the same with sequence parallel norms
+    sequence     the same, the second norm of each block on slices of the sequence
     megatron     tensor parallel by hand: shards in plain tensors, all_reduce in autograd functions
     ddp          data parallel, by contiguous parts of the global batch
+    fsdp         the same, parameters divided as well (fully_shard)
     pipeline     stages that number their own blocks from 0 and call the list `blocks`; MICROBATCHES=M, as in GPipe
     both         data parallel 2 x tensor parallel by hand
 
-FAULT is `column` or `row`: the last rank's shard of the second block's fc1 (column parallel) or fc2 (row parallel) has
-its bias added twice; `replica`: the last rank's norm weight of the second block is off.
+FAULT is `column` or `row`: the last rank adds the bias of the second block's fc1 (column parallel) or fc2 (row
+parallel) once more; `replica`: the last rank's norm weight of the second block is off.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
     parallelize_module,
@@ -118,17 +121,6 @@ def train(model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> None:
 # -- tensor parallel by DTensor
 
 
-class Twice(nn.Module):
-    """A linear layer whose bias is added once more."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.linear = linear
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x) + self.linear.bias
-
-
 def by_dtensor(model: Model, *, sequence: bool) -> nn.Module:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     attention = {"q": ColwiseParallel(), "k": ColwiseParallel(), "v": ColwiseParallel(), "o": RowwiseParallel()}
@@ -136,6 +128,8 @@ def by_dtensor(model: Model, *, sequence: bool) -> nn.Module:
         plan: dict[str, object] = {f"attention.{name}": style for name, style in attention.items()}
         plan |= {"mlp.fc1": ColwiseParallel(), "mlp.fc2": RowwiseParallel()}
         if sequence:
+            whole, slices = (Replicate(),), (Shard(1),)
+            parallelize_module(layer.norm2, mesh, PrepareModuleInput(input_layouts=whole, desired_input_layouts=slices))
             plan |= {
                 "norm2": SequenceParallel(use_local_output=True),
                 "mlp.fc1": ColwiseParallel(input_layouts=Shard(1)),
@@ -269,8 +263,6 @@ def pipeline(model: Model, data: list[tuple[Tensor, Tensor]]) -> None:
 def spoiled(model: Model, fault: str) -> Model:
     if fault == "replica" and dist.get_rank() == dist.get_world_size() - 1:
         model.layers[1].norm1.weight.data.mul_(1.5)
-    if fault == "dtensor":
-        model.layers[1].mlp.fc1 = Twice(model.layers[1].mlp.fc1)
     return model
 
 
@@ -279,7 +271,8 @@ def main(layout: str, fault: str = "") -> None:
     data = batches()
     model = full_model()
     if layout == "single":
-        return train(model, data)
+        train(model, data)
+        return
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     if layout in ("dtensor", "sequence"):
@@ -293,6 +286,12 @@ def main(layout: str, fault: str = "") -> None:
         train(spoiled(by_hand(model, dist.group.WORLD, fault), fault), data)
     elif layout == "ddp":
         model = nn.parallel.DistributedDataParallel(model)
+        train(model, [(x.chunk(size)[rank], y.chunk(size)[rank]) for x, y in data])
+    elif layout == "fsdp":
+        mesh = init_device_mesh("cpu", (size,))
+        for layer in model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
         train(model, [(x.chunk(size)[rank], y.chunk(size)[rank]) for x, y in data])
     elif layout == "pipeline":
         pipeline(model, data)
