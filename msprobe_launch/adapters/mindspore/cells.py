@@ -148,6 +148,7 @@ class CellCalls:
         """Graph mode: the cell and all inside is compiled, and seen at its boundary only."""
         session, switch = self._session, self._switch
         session.guard.miss(f"inside of {info.template.counter}: not observable (graph mode)")
+        self._scope.say_graphs(session.identity.rank)
         switch.enter_quiet()
         try:
             return self._original(cell, *args, **kwargs)

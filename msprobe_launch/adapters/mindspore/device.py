@@ -11,8 +11,8 @@ from typing import Any
 
 from mindspore.common.dtype import bool_, complex_type, float32, float_type
 from mindspore.graph.api import _no_grad
-from mindspore.mint import clone, stack
-from mindspore.ops import ReduceMax, ReduceMin, ReduceSum, cast, sqrt, square  # before they are wrapped
+from mindspore.mint import clone  # before it is wrapped, as those below
+from mindspore.ops import ReduceMax, ReduceMin, ReduceSum, cast, sqrt, square, stack
 from mindspore.ops import abs as absolute
 
 from msprobe_launch.adapters.mindspore.quiet import Switch

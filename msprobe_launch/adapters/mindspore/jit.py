@@ -148,6 +148,8 @@ class JitCalls:
                 template = self._templates.get(name)
                 if template is None:
                     template = self._templates[name] = NameTemplate.of_api("Jit", name)
+                if runtime.in_graph_mode():
+                    self._scope.say_graphs(session.identity.rank)
                 session.guard.miss(f"inside of Jit.{name}: not observable (compiled)")
                 given = args[1:] if owner is not None and args and args[0] is owner else args
                 op = session.open_call(template) if session.recording else None

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 _frame = sys._getframe
 
-# What computes no tensor, and MindSpore's own hooks.
+# What computes no tensor, and MindSpore's own hooks. Those of the base class itself are parts of the graph language.
 _NO_OPERATIONS = frozenset(
-    """CompileOp ProxyOp Shape DType Rank Size TensorShape DynamicShape IsConstant Depend UpdateState Load
+    """Primitive CompileOp ProxyOp Shape DType Rank Size TensorShape DynamicShape IsConstant Depend UpdateState Load
     CellBackwardHook HookBackward InsertGradientOf Print TensorDump ScalarSummary TensorSummary ImageSummary
     HistogramSummary Assert IsInstance IsSubClass InDict Partial StopGradient""".split()
 )

@@ -13,6 +13,7 @@ from msprobe_launch.adapters.mindspore import runtime
 from msprobe_launch.adapters.mindspore.naming import CellInfo
 from msprobe_launch.adapters.mindspore.quiet import Switch
 from msprobe_launch.adapters.mindspore.runtime import OPTIMIZERS, Cell
+from msprobe_launch.logs import get_logger
 
 if TYPE_CHECKING:
     from msprobe_launch.capture.session import Session
@@ -29,12 +30,23 @@ class Scope:
     cells under way, outermost first.
     """
 
-    __slots__ = ("cells", "inside", "skipped")
+    __slots__ = ("_said_graphs", "cells", "inside", "skipped")
 
     def __init__(self) -> None:
         self.inside = 0
         self.skipped: CellInfo | None = None
         self.cells: list[tuple[Any, CellInfo]] = []
+        self._said_graphs = False
+
+    def say_graphs(self, rank: int) -> None:
+        """Say once what cannot be seen in graph mode."""
+        if not self._said_graphs:
+            self._said_graphs = True
+            get_logger().warning(
+                "rank %d: graph mode: nothing inside a graph is seen. Recorded are what goes into and out of the "
+                "outermost cell or compiled function, and gradients and parameters at the optimizer",
+                rank,
+            )
 
 
 class Steps:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from msprobe_launch.config import ProbeConfig
 
 PROGRAMS = Path(__file__).resolve().parents[2] / "programs"
