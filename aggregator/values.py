@@ -19,7 +19,7 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -34,6 +34,9 @@ class UnreadableValues(Exception):
 CHUNK = 1 << 13
 """Elements that are looked at together: 64 KB as float64, so that what is computed of them stays in the cache; and
 OpenBLAS takes products of up to 10,000 elements without waking its threads, which would cost ten times the work."""
+
+PIECE = 1 << 16
+"""Elements that the compiled pass takes at a time."""
 
 _KEPT_BYTES = 8 << 20  # mapped pages that may stay resident behind the reader
 
@@ -109,6 +112,24 @@ _STORAGES = {
 }
 
 
+class Elements(Protocol):
+    """What a comparison needs of a tensor, which may be put together from several files (see `layouts.shards`)."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def is_complex(self) -> bool: ...
+
+    @property
+    def computed_as(self) -> type[np.float32] | type[np.float64]: ...
+
+    def chunks(self, *, imaginary: bool = False) -> Iterator[npt.NDArray[Any]]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Values:
     """A tensor on disk. `array` is a view of the mapped file (of its bits, where numpy lacks the dtype)."""
@@ -135,14 +156,27 @@ class Values:
         narrow = self.bits or self.array.dtype.kind == "f"
         return np.float32 if narrow and self.array.dtype.itemsize <= 4 else np.float64
 
+    @property
+    def plain(self) -> str:
+        """The element type's name where the elements lie in memory as this machine reads them, else ''."""
+        array = self.array
+        if not (array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative):
+            return ""
+        return self.bits or (array.dtype.name if array.dtype.kind == "f" else "")
+
     def chunks(self, *, imaginary: bool = False) -> Iterator[npt.NDArray[Any]]:
-        """The elements in C order, CHUNK at a time. A piece may be a view of the file: do not write to it."""
+        """The elements in C order, CHUNK at a time. A chunk may be a view of the file: do not write to it."""
+        for piece in self.pieces(CHUNK):
+            yield self.widened(piece, imaginary=imaginary)
+
+    def pieces(self, length: int) -> Iterator[npt.NDArray[Any]]:
+        """The elements as they are stored, in C order, `length` at a time."""
         flat = self.array.reshape(-1) if self.array.flags.c_contiguous else None
         passed = 0
-        for start in range(0, self.size, CHUNK):
-            # `flat` of a strided view copies element by element: slower, but never more than a chunk.
-            part = flat[start : start + CHUNK] if flat is not None else self.array.flat[start : start + CHUNK]
-            yield self.widened(part, imaginary=imaginary)
+        for start in range(0, self.size, length):
+            # `flat` of a strided view copies element by element: slower, but never more than a piece.
+            part = flat[start : start + length] if flat is not None else self.array.flat[start : start + length]
+            yield part
             passed += part.nbytes
             if passed >= _KEPT_BYTES:
                 self.forget()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator import tensors, values
+from aggregator import native, tensors, values
 from aggregator.values import UnreadableValues, open_values
 
 NAN, INF = math.nan, math.inf
@@ -147,6 +147,47 @@ def test_distance_and_errors_are_those_of_numpy(tmp_path_factory, pairs):
     with np.errstate(all="ignore"):
         relative = np.abs((t + eps - (b + eps)) / (b + eps))
     assert found[4] == round(int((relative < 0.001).sum()) / len(t), 12)
+
+
+def bits_of(array, kind):
+    return (array.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16) if kind == "bfloat16" else array
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "float16", "bfloat16"])
+def test_the_compiled_pass_says_what_numpy_says(kind, monkeypatch):
+    """Zeros, subnormals, NaN, infinities, equal and unequal pieces; the last piece is no whole number of registers."""
+    if not native.LIBRARY.exists():
+        pytest.skip("aggregator/native/_values.so was not compiled here")
+    dtype = np.float32 if kind == "bfloat16" else np.dtype(kind)
+    rng = np.random.default_rng(1)
+    b = (rng.standard_normal(3 * values.PIECE + 77) * 10.0 ** rng.integers(-6, 4, 3 * values.PIECE + 77)).astype(dtype)
+    b[::7] = 0.0
+    t = b.copy()
+    t[values.PIECE :] *= dtype.type(1.002) if kind != "bfloat16" else dtype(1.02)
+    t[values.PIECE + 7 :: 700] = 2.5
+    t[values.PIECE + 14] = 1e-7
+    pairs = [(t, b), (b, b)]
+    for place, t_odd, b_odd in ((5, NAN, NAN), (values.PIECE + 1, INF, -INF), (-1, NAN, 1.0), (-2, INF, 1.0)):
+        odd_t, odd_b = t.copy(), b.copy()
+        odd_t[place], odd_b[place] = t_odd, b_odd
+        pairs.append((odd_t, odd_b))
+    name = "bfloat16" if kind == "bfloat16" else ""
+    stored = [[values.Values(bits_of(side, kind), name, None) for side in pair] for pair in pairs]
+    with np.errstate(all="ignore"):
+        ours = [tensors.compare_values(*pair) for pair in stored]
+        monkeypatch.setattr(native, "kernels", lambda limits: {})
+        theirs = [tensors.compare_values(*pair) for pair in stored]
+    for a, b in zip(ours, theirs, strict=True):
+        assert [type(cell) for cell in a.cells] == [type(cell) for cell in b.cells]
+        for x, y in zip(a.cells, b.cells, strict=True):
+            assert x == (pytest.approx(y, rel=1e-12) if isinstance(y, float) else y)
+        assert (a.off, a.worst) == pytest.approx((b.off, b.worst), rel=1e-12)
+    assert [one.cells[0] for one in ours].count("N/A") == 2
+
+
+def test_integers_that_float64_does_not_tell_apart_are_apart(cells, tmp_path):
+    assert cells([2**53 + 1, 5], [2**53, 5], np.int64)[2] == 0.0
+    assert tensors.compare_files(tmp_path / "t.npy", tmp_path / "b.npy").worst > 0.0
 
 
 # -- what our findings look at
