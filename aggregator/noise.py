@@ -422,8 +422,8 @@ def _faults(table: pa.Table, mode: Mode, values: Numbers) -> npt.NDArray[np.int6
     }  # fmt: skip
     matched = divergence._matched(table)
     known = matched & ~np.isnan(values)
-    faults[known & ~same["Dtype"]] |= Fault.DTYPE
-    faults[known & ~same["Tensor Shape"]] |= Fault.SHAPE
+    faults[known & over & ~same["Dtype"]] |= Fault.DTYPE
+    faults[known & over & ~same["Tensor Shape"]] |= Fault.SHAPE
     faults[matched & ~same["Requires_grad"]] |= Fault.GRAD
     told = (faults & (Fault.DTYPE | Fault.SHAPE)) != 0
     certain = over & np.isinf(values) & ~told

@@ -103,7 +103,12 @@ class Follower:
             for line in lines:
                 with contextlib.suppress(ValueError):
                     self._hear(json.loads(line))
-        code = self._process.wait()
+        self._process.stdout.close()
+        try:
+            code = self._process.wait(HURRY_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
         if not self._lines and not self._killed:
             self._failed(f"ended with code {code}{self._last_words()}")
         self._over.set()

@@ -82,6 +82,9 @@ class Supervision:
                 self._follower.kill()
             self._stop.set()
             thread.join()
+            if self._follower is not None:
+                with contextlib.suppress(OSError):
+                    self._follower.poll()
             if self._status is not None:
                 self._status.close()
             self._say()
