@@ -6,8 +6,8 @@ Names are those of PROGRAMS (one process), GRAPH (one process, GRAPH_MODE, `--gr
 `--parallel`). Each program trains for three to five steps; the hash covers losses, gradients, parameters, outputs of
 evaluation and the state of the random number generator, which is read and then drawn from.
 
-Before each program a cell named `Mark` is called with MARK + the program's number, so that a reader of the records can
-tell whose they are.
+Before each program a cell named `Mark` is differentiated at MARK + the program's number, so that a reader of the
+records can tell whose they are.
 """
 
 from __future__ import annotations
@@ -1036,7 +1036,7 @@ def fresh(number: int) -> Iterator[None]:
     ms.set_seed(1234)
     ms.manual_seed(1234)
     np.random.seed(1234)
-    Mark()(Tensor([MARK + number], ms.float32))
+    ms.grad(Mark())(Tensor([MARK + number], ms.float32))
     yield
     ms.reset_auto_parallel_context()
 
