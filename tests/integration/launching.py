@@ -18,14 +18,14 @@ TIMEOUT = 150.0
 class Started:
     """A launcher in the background. Its processes carry a mark in their environment, whoever their parent is."""
 
-    def __init__(self, argv: list[str], cwd: Path, env: dict[str, str]) -> None:
+    def __init__(self, argv: list[str], cwd: Path, env: dict[str, str], python: str | Path = sys.executable) -> None:
         self.mark = f"LAUNCH_TEST={uuid.uuid4().hex}"
         name, _, value = self.mark.partition("=")
         # Files, because whoever of the tree lives on would hold a pipe open.
         self.out, self.err = cwd / f"stdout-{value}", cwd / f"stderr-{value}"
         with self.out.open("w") as out, self.err.open("w") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "msprobe_launch", *argv],
+                [str(python), "-m", "msprobe_launch", *argv],
                 cwd=cwd,
                 env={**os.environ, "OMP_NUM_THREADS": "1", **env, name: value},
                 stdout=out,
@@ -60,9 +60,9 @@ class Started:
 
 
 @contextlib.contextmanager
-def started(cwd: Path, *argv: str | Path, **env: str) -> Iterator[Started]:
+def started(cwd: Path, *argv: str | Path, python: str | Path = sys.executable, **env: str) -> Iterator[Started]:
     """A launcher that is gone at the end with all its tree, whatever the test did."""
-    launch = Started([*map(str, argv)], cwd, env)
+    launch = Started([*map(str, argv)], cwd, env, python)
     try:
         yield launch
     finally:

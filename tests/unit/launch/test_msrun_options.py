@@ -6,7 +6,6 @@ What msrun itself makes of a command line is asked of msrun, in a process that i
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import subprocess
@@ -21,8 +20,6 @@ from msprobe_launch.errors import UsageError
 from msprobe_launch.launch.commandline import OptionTable, cut
 from msprobe_launch.launch.msrun import MsrunLauncher
 from msprobe_launch.launch.msrun_options import numpy_breaks, parse
-
-needs_mindspore = pytest.mark.skipif(importlib.util.find_spec("mindspore") is None, reason="MindSpore is not installed")
 
 SCRIPT = ["train.py", "--lr", "1", "x", "--worker_num", "3"]
 OURS = "shutdown_timeout"
@@ -42,6 +39,19 @@ print("ANSWERS " + json.dumps(answers))
 """
 
 
+FOLDER = "import importlib.util as u; print(next(iter(u.find_spec('mindspore').submodule_search_locations)))"
+
+
+@pytest.fixture
+def mindspore(mindspore_python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The installed MindSpore can be found from here, and nothing else of its environment; its interpreter."""
+    done = subprocess.run([mindspore_python, "-c", FOLDER], capture_output=True, text=True, check=True)
+    (tmp_path / "found").mkdir()
+    (tmp_path / "found/mindspore").symlink_to(done.stdout.strip())
+    monkeypatch.syspath_prepend(tmp_path / "found")
+    return mindspore_python
+
+
 def options() -> list[argparse.Action]:
     actions = MsrunLauncher().parser()._actions
     return [action for action in actions if action.option_strings and action.dest not in ("help", OURS)]
@@ -55,7 +65,8 @@ def forms() -> list[list[str]]:
         for option in action.option_strings:
             found += [[option, value], [f"{option}={value}"]]
             found += [[option[:length], value] for length in range(4, len(option))]
-    found.append([token for form in found if len(form) == 2 and form[0] in names_of_options() for token in form])
+    names = names_of_options()
+    found.append([token for form in found if len(form) == 2 and form[0] in names for token in form])
     return found
 
 
@@ -63,10 +74,9 @@ def names_of_options() -> set[str]:
     return {option for action in options() for option in action.option_strings}
 
 
-def through_us(tokens: list[str]) -> dict[str, Any] | None:
-    parser = MsrunLauncher().parser()
+def through_us(tokens: list[str], parser: argparse.ArgumentParser, ours: OptionTable) -> dict[str, Any] | None:
     try:
-        line = cut([*tokens, *SCRIPT], OptionTable(own_parser()), OptionTable(parser))
+        line = cut([*tokens, *SCRIPT], ours, OptionTable(parser))
     except UsageError:
         return None
     assert (line.ours, list(line.target)) == ((), SCRIPT)
@@ -76,11 +86,11 @@ def through_us(tokens: list[str]) -> dict[str, Any] | None:
     return args
 
 
-@needs_mindspore
-def test_every_option_in_every_spelling_parses_to_the_same_value() -> None:
+def test_every_option_in_every_spelling_parses_to_the_same_value(mindspore: Path) -> None:
+
     asked = [[], *forms()]
     done = subprocess.run(
-        [sys.executable, "-c", ASK],
+        [mindspore, "-c", ASK],
         input=json.dumps([[*form, *SCRIPT] for form in asked]),
         capture_output=True,
         text=True,
@@ -89,15 +99,15 @@ def test_every_option_in_every_spelling_parses_to_the_same_value() -> None:
     )
     answers = json.loads(done.stdout.rpartition("ANSWERS ")[2])
     assert len(options()) >= 15
-    assert all(answers[at] is not None for at, form in enumerate(asked) if form[:1] and form[0] in names_of_options())
+    names, parser, ours = names_of_options(), MsrunLauncher().parser(), OptionTable(own_parser())
+    assert all(answers[at] is not None for at, form in enumerate(asked) if form[:1] and form[0] in names)
     for form, expected in zip(asked, answers, strict=True):
         # What is ambiguous to msrun nobody uses.
         if expected is not None:
-            assert through_us(form) == expected, form
+            assert through_us(form, parser, ours) == expected, form
 
 
-@needs_mindspore
-def test_options_are_read_without_mindspore_and_the_environment_stays(tmp_path: Path) -> None:
+def test_options_are_read_without_mindspore_and_the_environment_stays(tmp_path: Path, mindspore_python: Path) -> None:
     code = (
         "import os, sys\nfrom msprobe_launch.launch.msrun import MsrunLauncher\nbefore = dict(os.environ)\n"
         "from msprobe_launch.launch.msrun_options import parse\n"
@@ -107,7 +117,7 @@ def test_options_are_read_without_mindspore_and_the_environment_stays(tmp_path: 
     )
     (tmp_path / "bind.json").write_text('{"bind_config": {"bind_cpu_mode": "none"}}')
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=tmp_path)
+    done = subprocess.run([mindspore_python, "-c", code], capture_output=True, text=True, env=env, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
 
 
