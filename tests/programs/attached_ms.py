@@ -6,9 +6,9 @@ python attached_ms.py CONFIG SCRIPT [ARG ...]      CONFIG is a ProbeConfig as JS
 from __future__ import annotations
 
 import os
-import runpy
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import mindspore  # noqa: F401 - the bootstrap attaches when mindspore has been imported
 
@@ -22,4 +22,7 @@ if config != "off":
     adapters.start("mindspore", ProbeConfig.from_json(config), RankIdentity(rank, rank, size, "here", os.getpid()))
 sys.argv = [script, *arguments]
 sys.path[0] = str(Path(script).parent)
-runpy.run_path(script, run_name="__main__")
+# Not by runpy: MindSpore's tracing wants the source of every frame, and runpy's are frozen.
+main = sys.modules["__main__"] = ModuleType("__main__")
+main.__file__ = script
+exec(compile(Path(script).read_text(), script, "exec"), main.__dict__)
