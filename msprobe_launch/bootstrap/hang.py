@@ -26,7 +26,9 @@ from msprobe_launch.records.roster import write_atomically
 PERIOD_SECONDS = 1.0
 # Where the framework's collectives live: the innermost such frame says which one a rank is in.
 COLLECTIVES = ("distributed_c10d.py", "functional_collectives.py")
-# MindSpore runs ahead of the device: a rank waits where a collective's result is first looked at, which is by us.
+# MindSpore's have no file of their own. A rank waits in the call, which stands below our observer's frame with what it
+# observes, or, as MindSpore may run ahead, where the result is first looked at.
+_OBSERVING = os.path.join("adapters", "mindspore", "apis.py")
 _LOOKING = os.path.join("adapters", "mindspore", "collectives.py")
 
 
@@ -67,7 +69,7 @@ def answer(process: RankProcess, path: Path) -> None:
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     counters = {} if session is None else dict(session.segment.counters)
     begun = {name: count for name, count in counters.items() if name.startswith("Distributed.")}
-    collective = _collective(frame) or _looked_at(frame, begun)
+    collective = _collective(frame) or _observed(frame, begun)
     where = {
         "rank": process.rank,
         "step": None if session is None else session.step,
@@ -92,10 +94,11 @@ def _collective(frame: FrameType | None) -> str:
     return "" if name == "wrapper" else name
 
 
-def _looked_at(frame: FrameType | None, begun: Mapping[str, int]) -> str:
-    """Where we wait for the result of a collective: its name, if the step has begun no other, else `a collective`."""
+def _observed(frame: FrameType | None, begun: Mapping[str, int]) -> str:
+    """The name of MindSpore's collective that is waited for, if the step has begun no other, else `a collective`."""
     while frame is not None:
-        if frame.f_code.co_filename.endswith(_LOOKING):
+        file = frame.f_code.co_filename
+        if file.endswith(_LOOKING) or (file.endswith(_OBSERVING) and frame.f_locals.get("collective") is not None):
             names = [name.partition(".")[2] for name in begun]
             return names[0] if len(names) == 1 else "a collective"
         frame = frame.f_back
