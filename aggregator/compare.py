@@ -296,7 +296,8 @@ def table_of(
     differs = found & ~fits
     hidden, other_hidden = _joined(items["value"], other["value"])[:2]
     differs |= matched & (hidden != other_hidden)
-    differs |= _arguments_missing(items, bench.items, matching.bench_row)
+    if target.framework == bench.framework:  # two frameworks' functions have other arguments
+        differs |= _arguments_missing(items, bench.items, matching.bench_row)
     blank = pa.array(~matched)
 
     def shown(column: Any) -> pa.Array:
