@@ -54,14 +54,23 @@ class MindSporeAdapter:
         self._custom = CustomApis(session, apis.observe_custom)
         names.install()
         JitCalls(session, self._values, self._backward, switch, scope).install()
+        self._apis, self._primitives = apis, PrimitiveCalls(apis, switch, scope)
+        self._wrapped = False
         if session.config.level.apis:
-            self._collectives.install()
-            apis.install()
-            PrimitiveCalls(apis, switch, scope).install()
+            self._wrap_apis()
         Steps(session, switch, scope, gradients.local, gradients.applied).install()
         self._cells.install()
 
+    def _wrap_apis(self) -> None:
+        if not self._wrapped:
+            self._wrapped = True
+            self._collectives.install()
+            self._apis.install()
+            self._primitives.install()
+
     def arm(self) -> None:
+        if self._session.config.level.apis:
+            self._wrap_apis()  # a level that control.yaml has raised
         self._switch.arm(self._session.config.level.apis)
         self._in_order.enter()
 

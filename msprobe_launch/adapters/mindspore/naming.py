@@ -9,6 +9,7 @@ front. A name is free again when its cell dies.
 from __future__ import annotations
 
 import functools
+import gc
 import weakref
 from typing import Any
 
@@ -45,9 +46,13 @@ class CellNames:
         self._room = 1000
 
     def install(self) -> None:
-        """Note every cell that is made from now on."""
+        """Note every cell that is made from now on, and those there are (a script that starts us late)."""
         original = Cell.__init__
         cells = self._cells
+        if Cell.total_instance_count:
+            for one in gc.get_objects():
+                if issubclass(type(one), Cell):
+                    cells[id(one)] = weakref.ref(one)
 
         @functools.wraps(original)
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
