@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aggregator.divergence import canonical_dtype
 from aggregator.items import ROLES
 from msprobe_launch.records.names import ItemName, OpName, Phase, Role
 
@@ -73,7 +74,9 @@ class Side:
             except ValueError:
                 path = name
             shown = text if high is None else high
-            out.append(_Item(row, role, path, dtype, shape, shown, norm if norm is not None else np.nan))
+            out.append(
+                _Item(row, role, path, canonical_dtype(dtype), shape, shown, norm if norm is not None else np.nan)
+            )
         return out
 
 

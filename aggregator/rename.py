@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 API_PREFIXES = frozenset({"Torch", "Tensor", "Functional", "Mint", "MintFunctional"})
 """Ways to call one function: of the library, as a method, of its functional module."""
 
+MINT = {"Mint": "Torch", "MintFunctional": "Functional"}
+
 OPERATORS = {
     "__add__": "add",
     "__iadd__": "add_",
@@ -60,7 +62,20 @@ OPERATORS = {
 """Operators whose operands stand in the order of the function's. (`__radd__` and its kin swap them.)"""
 
 MINDSPORE_APIS = {
+    "broadcast_to": "expand",
+    "clip_by_value": "clamp",
     "dense": "linear",
+    "equal": "eq",
+    "floor_div": "floor_divide",
+    "gather_elements": "gather",
+    "greater": "gt",
+    "greater_equal": "ge",
+    "less": "lt",
+    "less_equal": "le",
+    "not_equal": "ne",
+    "standard_normal": "randn",
+    "swapaxes": "transpose",
+    "transpose": "permute",
     "concat": "cat",
     "expand_dims": "unsqueeze",
     "tile": "repeat",
@@ -71,6 +86,39 @@ MINDSPORE_APIS = {
     "batch_matmul": "bmm",
     "cross_entropy_loss": "cross_entropy",
 }
+
+"""Functions of `mindspore.ops` and methods of its tensors. `mindspore.mint` has PyTorch's names already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Primitive:
+    """A primitive that computes what one of PyTorch's functions does, and where its tensors stand in that one's calls.
+
+    `inputs` gives the place or keyword of each input, `gradients` the place of each input's gradient, in the order of
+    the primitive; () where they stand in the same places. Only the first output is the function's.
+    """
+
+    function: str
+    inputs: tuple[str, ...] = ()
+    gradients: tuple[str, ...] = ()
+
+
+MINDSPORE_PRIMITIVES = {
+    "BatchNorm": Primitive("batch_norm", ("0", "weight", "bias", "1", "2"), ("0", "3", "4", "1", "2")),
+    "Dense": Primitive("linear"),
+    "ELU": Primitive("elu"),
+    "GeLU": Primitive("gelu"),
+    "LayerNorm": Primitive("layer_norm", ("0", "weight", "bias")),
+    "LogSoftmax": Primitive("log_softmax"),
+    "MaxPool": Primitive("max_pool2d"),
+    "ReLU": Primitive("relu"),
+    "Sigmoid": Primitive("sigmoid"),
+    "SiLU": Primitive("silu"),
+    "Softmax": Primitive("softmax"),
+    "Softplus": Primitive("softplus"),
+    "Tanh": Primitive("tanh"),
+}
+"""By class. Those that are only a part of a function (`MatMul` and `BiasAdd` are one `linear`) have no counterpart."""
 
 MINDSPORE_PARAMETERS = {
     "gamma": "weight",
@@ -158,7 +206,10 @@ class _Side:
         self.left_out: set[int] = set()
         # (position, role) -> {path's first part: the one to match by}, None: not to be matched.
         self.paths: dict[tuple[int, Role], dict[str, str | None]] = {}
+        # Those of `paths` that say nothing of the items they do not name.
+        self.kept: set[tuple[int, Role]] = set()
         self.parameters: Mapping[str, str] = {}
+        self.primitives: Mapping[str, Primitive] = {}
 
     # -- recomputed calls
 
@@ -203,11 +254,57 @@ class _Side:
                 continue
             if op.is_module:
                 self.ops[place] = replace(op, prefix="Module", class_name="")
-            elif is_mindspore:
-                prefix = {"Mint": "Torch", "MintFunctional": "Functional"}.get(op.prefix, op.prefix)
-                self.ops[place] = replace(op, prefix=prefix, name=MINDSPORE_APIS.get(op.name, op.name))
+            elif is_mindspore and op.prefix in API_PREFIXES:
+                prefix = MINT.get(op.prefix, op.prefix)
+                name = op.name if op.prefix in MINT else MINDSPORE_APIS.get(op.name, op.name)
+                self.ops[place] = replace(op, prefix=prefix, name=name)
         if is_mindspore:
+            self._numbered_anew()
             self.parameters = MINDSPORE_PARAMETERS
+            self.primitives = MINDSPORE_PRIMITIVES
+
+    def _numbered_anew(self) -> None:
+        """Where two APIs have become one (`concat` and `cat`), calls in the order in which they ran."""
+        own: dict[str, set[str]] = defaultdict(set)
+        for op, text in zip(self.ops, self.texts, strict=True):
+            before = _parsed(text)
+            if op is not None and before is not None and not op.is_module:
+                own[op.stem].add(before.stem)
+        numbers: Counter[str] = Counter()
+        new: dict[tuple[str, int | None], int] = {}
+        for phase in (Phase.FORWARD, Phase.BACKWARD):
+            for place, (op, text) in enumerate(zip(self.ops, self.texts, strict=True)):
+                before = _parsed(text)
+                if op is None or before is None or op.phase is not phase or len(own[op.stem]) < 2:
+                    continue
+                key = before.stem, before.call
+                if key not in new:
+                    new[key] = numbers[op.stem]
+                    numbers[op.stem] += 1
+                self.ops[place] = replace(op, call=new[key])
+
+    def function(self, op: OpName) -> str | None:
+        """The function that an op calls, whichever way; None where it is none that has several ways."""
+        if op.prefix in API_PREFIXES:
+            return OPERATORS.get(op.name, op.name)
+        primitive = self.primitive(op)
+        return None if primitive is None else primitive.function
+
+    def primitive(self, op: OpName) -> Primitive | None:
+        """What a primitive's call is in PyTorch, where it is one function."""
+        return self.primitives.get(op.name.rpartition(".")[2]) if op.prefix == "Primitive" else None
+
+    def places_of(self, place: int, primitive: Primitive) -> None:
+        """Note where the items of a primitive's call stand in the function's."""
+        op = self.ops[place]
+        if op is None:
+            return
+        role, places = Role.OUTPUT, primitive.gradients
+        if op.phase is Phase.FORWARD:
+            self.paths[place, Role.OUTPUT] = {"0": "0"}
+            role, places = Role.INPUT, primitive.inputs
+        if places:
+            self.paths[place, role] = {str(here): there for here, there in enumerate(places)}
 
     def by_cell(self, mapping: Mapping[str, str]) -> None:
         if not mapping:
@@ -216,7 +313,7 @@ class _Side:
             own = _parsed(text)
             if op is None or own is None or not own.is_module:
                 continue
-            other = mapping.get(f"{own.name}.{own.class_name}")
+            other = _mapped(f"{own.name}.{own.class_name}", mapping)
             if other is not None:
                 name, _, kind = other.rpartition(".")
                 self.ops[place] = replace(op, prefix="Module", name=name, class_name=kind if op.class_name else "")
@@ -244,9 +341,13 @@ class _Side:
             prefix, _, name = pair.right.partition(".")
             self.ops[place] = replace(op, prefix=prefix, name=name)
             for role, places in ((Role.INPUT, pair.inputs), (Role.OUTPUT, pair.outputs)):
-                if places and op.phase is Phase.FORWARD:
+                if places:
                     own_places = {a if is_left else b: b for a, b in places}
                     self.paths[place, role] = {str(a): str(b) for a, b in own_places.items()}
+                    if op.phase is Phase.BACKWARD:
+                        # msprobe reads places of inputs and outputs as those of a backward call's as well. What they
+                        # leave out there keeps its place where it can: nobody meant to drop gradients.
+                        self.kept.add((place, role))
 
     # -- names
 
@@ -281,6 +382,8 @@ class _Side:
         if places is None:
             return op + rest
         other = places.get(head)
+        if other is None and (place, item.role) in self.kept and head not in places.values():
+            other = head
         return None if other is None else str(ItemName(op, item.role, other + dot + tail))
 
 
@@ -306,6 +409,8 @@ def _one_way_of_calling(target: _Side, bench: _Side) -> int:
             for place, op in enumerate(side.ops):
                 if op is not None and op.stem in stems and not op.is_module and (op.stem, op.call) in side_numbers:
                     number = side_numbers[op.stem, op.call]
+                    if (primitive := side.primitive(op)) is not None:
+                        side.places_of(place, primitive)
                     side.ops[place] = replace(op, prefix="Torch", name=function, call=number)
     return count
 
@@ -320,9 +425,20 @@ def _by_function(side: _Side) -> dict[str, list[int]]:
     for place, op in enumerate(side.ops):
         if op is None or op.is_module or op.phase is not Phase.FORWARD or place in side.left_out:
             continue
-        if op.prefix in API_PREFIXES:
-            out[OPERATORS.get(op.name, op.name)].append(place)
+        function = side.function(op)
+        if function is not None:
+            out[function].append(place)
     return out
+
+
+def _mapped(module: str, mapping: Mapping[str, str]) -> str | None:
+    """A module's name and class with the longest key that it begins with replaced; None where there is none."""
+    parts = module.split(".")
+    for cut in range(len(parts), 0, -1):
+        other = mapping.get(".".join(parts[:cut]))
+        if other is not None:
+            return ".".join([other, *parts[cut:]])
+    return None
 
 
 def _by_layer(path: str, kinds: Mapping[str, str], mapping: Mapping[str, Mapping[str, str]]) -> str:

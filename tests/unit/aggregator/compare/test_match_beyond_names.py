@@ -261,6 +261,119 @@ def test_mindspore_against_pytorch(pairs):
     assert found["Mint.add.0.forward.input.1"] == "Tensor.__add__.0.forward.input.1"
 
 
+ACROSS = ("mindspore", "pytorch")
+
+
+def ms(*args, **how):
+    return {**tensor(*args, **{"dtype": "Float32", **how}), "type": "mindspore.Tensor"}
+
+
+def test_buffers_and_tables_of_mindspore_have_pytorchs_names(pairs):
+    own = {"gamma": ms(), "moving_mean": ms(), "moving_variance": ms()}
+    other = {"weight": tensor(), "running_mean": tensor(), "running_var": tensor()}
+    target = {
+        "Cell.bn.BatchNorm2d.forward.0": call() | {"parameters": own},
+        "Cell.tok.Embedding.forward.0": call() | {"parameters": {"embedding_table": ms()}},
+    }
+    bench = {
+        "Module.bn.BatchNorm2d.forward.0": call() | {"parameters": other},
+        "Module.tok.Embedding.forward.0": call() | {"parameters": {"weight": tensor()}},
+    }
+    found = pairs(target, bench, frameworks=ACROSS)
+    start, bench_start = "Cell.bn.BatchNorm2d.forward.0.parameters.", "Module.bn.BatchNorm2d.forward.0.parameters."
+    assert found == {
+        f"{start}gamma": f"{bench_start}weight",
+        f"{start}moving_mean": f"{bench_start}running_mean",
+        f"{start}moving_variance": f"{bench_start}running_var",
+        "Cell.tok.Embedding.forward.0.parameters.embedding_table": "Module.tok.Embedding.forward.0.parameters.weight",
+    }
+    assert {b: a for a, b in found.items()} == pairs(bench, target, frameworks=ACROSS[::-1])
+
+
+def test_a_primitive_stands_opposite_the_function_that_it_is(pairs):
+    """Calls in their order, inputs at their places; its further outputs and what is only a part stay alone."""
+    x, gamma, beta, out = (float(i) for i in range(1, 5))
+    norm = "Primitive.layer_norm.LayerNorm.0"
+    target = {
+        "Primitive.act.ReLU.0.forward": call(ms(5.0)),
+        "Functional.relu.0.forward": call(ms(6.0)),
+        f"{norm}.forward": call(ms(x), ms(gamma), ms(beta)) | {"output": [ms(out), ms(8.0)]},
+        "Primitive.matmul.MatMul.0.forward": call(ms(9.0)),
+        f"{norm}.backward": {"input": [ms(out), None], "output": [ms(x), ms(gamma), ms(beta)]},
+    }
+    keywords = {"weight": tensor(gamma), "bias": tensor(beta)}
+    bench = {
+        "Functional.relu.0.forward": call(tensor(5.0)),
+        "Functional.relu.1.forward": call(tensor(6.0)),
+        "Functional.layer_norm.0.forward": call(tensor(x), [plain(16)], keywords=keywords, out=tensor(out)),
+        "Functional.linear.0.forward": call(tensor(9.0)),
+        "Functional.layer_norm.0.backward": {
+            "input": [tensor(out)],
+            "output": [tensor(x), tensor(gamma), tensor(beta)],
+        },
+    }
+    expected = {
+        "Primitive.act.ReLU.0.forward.input.0": "Functional.relu.0.forward.input.0",
+        "Functional.relu.0.forward.input.0": "Functional.relu.1.forward.input.0",
+        f"{norm}.forward.input.0": "Functional.layer_norm.0.forward.input.0",
+        f"{norm}.forward.input.1": "Functional.layer_norm.0.forward.input.weight",
+        f"{norm}.forward.input.2": "Functional.layer_norm.0.forward.input.bias",
+        f"{norm}.forward.output.0": "Functional.layer_norm.0.forward.output.0",
+        f"{norm}.backward.input.0": "Functional.layer_norm.0.backward.input.0",
+        **{f"{norm}.backward.output.{i}": f"Functional.layer_norm.0.backward.output.{i}" for i in range(3)},
+    }
+    assert pairs(target, bench, frameworks=ACROSS) == expected
+    assert pairs(bench, target, frameworks=ACROSS[::-1]) == {b: a for a, b in expected.items()}
+    less = {name: op for name, op in bench.items() if name != "Functional.relu.1.forward"}
+    alone = pairs(target, less, frameworks=ACROSS)
+    assert not any("ReLU" in name for name in alone), "another number of calls: nobody knows which is which"
+
+
+def test_two_apis_of_mindspore_that_are_one_of_pytorch(pairs):
+    """`transpose` takes all axes as PyTorch's `permute` does; `mint.transpose` and `swapaxes` are `transpose`."""
+    target = {
+        "Functional.transpose.0.forward": call(ms(1.0)),
+        "Tensor.permute.0.forward": call(ms(2.0)),
+        "Tensor.transpose.0.forward": call(ms(3.0)),
+        "Tensor.swapaxes.0.forward": call(ms(4.0)),
+        "Mint.transpose.0.forward": call(ms(5.0)),
+        "Tensor.transpose.0.backward": {"input": [ms(3.0)]},
+    }
+    bench = {
+        "Torch.permute.0.forward": call(tensor(1.0)),
+        "Torch.permute.1.forward": call(tensor(2.0)),
+        "Torch.permute.2.forward": call(tensor(3.0)),
+        "Tensor.transpose.0.forward": call(tensor(4.0)),
+        "Tensor.transpose.1.forward": call(tensor(5.0)),
+        "Torch.permute.2.backward": {"input": [tensor(3.0)]},
+    }
+    found = pairs(target, bench, frameworks=ACROSS)
+    assert found == {
+        f"{a}.input.0": f"{b}.input.0"
+        for a, b in zip(
+            [*list(target)[:-1], "Tensor.transpose.0.backward"],
+            [*list(bench)[:-1], "Torch.permute.2.backward"],
+            strict=True,
+        )
+    }
+
+
+def test_keywords_and_other_numbers_are_found_across_frameworks(pairs):
+    target = {"Functional.gelu.0.forward": call(ms(1.0), ms(7.0, shape=(4,)))} | {
+        f"Functional.exp.{i}.forward": call(ms(float(i))) for i in (5, 6, 8)
+    }
+    bench = {"Functional.gelu.0.forward": call(tensor(1.0), keywords={"scale": tensor(7.0, shape=(4,))})} | {
+        f"Functional.exp.{i}.forward": call(tensor(norm)) for i, norm in enumerate((5.0, 8.0))
+    }
+    found = pairs(target, bench, FUZZY, ACROSS)
+    assert found == {
+        "Functional.gelu.0.forward.input.0": "Functional.gelu.0.forward.input.0",
+        "Functional.gelu.0.forward.input.1": "Functional.gelu.0.forward.input.scale",
+        "Functional.exp.5.forward.input.0": "Functional.exp.0.forward.input.0",
+        "Functional.exp.8.forward.input.0": "Functional.exp.1.forward.input.0",
+    }
+
+
 # -- alignment
 
 FUZZY = match.Options(fuzzy=True)
