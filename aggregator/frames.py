@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 
 from aggregator import compare, match, noise, sources
-from aggregator.model import RankFailure
+from aggregator.layouts import compare as layout_compare
+from aggregator.layouts import plan as layout_plan
+from aggregator.model import RankComparison, RankFailure
 from aggregator.read import ROLES, read
 from msprobe_launch.errors import NothingUsable, UnreadableInput
 
@@ -93,6 +96,7 @@ def compare_runs(
     tolerance: float | None = None,
     matching: match.Options = match.PLAIN,
     policy: noise.Policy | None = None,
+    layout: str | os.PathLike[str] | None = None,
 ) -> pd.DataFrame:
     """Every item of `target` beside its counterpart in `bench`: a row per step, rank and item in call order.
 
@@ -101,9 +105,18 @@ def compare_runs(
     `<column>:text`; `excess` above 1 is a finding. Ranks that cannot be compared are in `frame.attrs["failures"]`,
     the first divergence of each rank in `frame.attrs["first"]`, notes in `frame.attrs["notes"]`. Raises NothingUsable
     where no rank can be compared. With `policy` (`noise.Policy()`) excess, `Result` and `Err_message` are those of
-    `--verdict noise`.
+    `--verdict noise`. With `layout` (a layout file, or "auto") ranks are put together first; a combined rank has the
+    number of its lowest.
     """
-    pairs, unpaired, notes = sources.pair(sources.find_run((Path(target),)), sources.find_run((Path(bench),)))
+    runs = sources.find_run((Path(target),)), sources.find_run((Path(bench),))
+    jobs: list[tuple[int | None, int | None, Callable[..., RankComparison | RankFailure]]]
+    if layout is None:
+        pairs, unpaired, notes = sources.pair(*runs)
+        jobs = [(pair.step, pair.rank, partial(compare.compare_rank, pair.target, pair.bench)) for pair in pairs]
+    else:
+        planned = layout_plan.plan(*runs, layout)
+        unpaired, notes = planned.failures, planned.notes
+        jobs = [(one.step, one.rank, partial(layout_compare.compare_unit, one.unit)) for one in planned.planned]
     wanted_steps = None if steps is None else set(steps)
     wanted_ranks = None if ranks is None else set(ranks)
     frames: list[pd.DataFrame] = []
@@ -111,27 +124,20 @@ def compare_runs(
     firsts, told = [], list(notes)
     with tempfile.TemporaryDirectory(prefix="msprobe-compare-") as place:
         partition = Path(place) / "partition.parquet"
-        for pair in pairs:
-            if wanted_steps is not None and pair.step not in wanted_steps:
+        for step, rank, job in jobs:
+            if wanted_steps is not None and step not in wanted_steps:
                 continue
-            if wanted_ranks is not None and pair.rank not in wanted_ranks:
+            if wanted_ranks is not None and rank not in wanted_ranks:
                 continue
-            found = compare.compare_rank(
-                pair.target,
-                pair.bench,
-                step=pair.step,
-                rank=pair.rank,
-                partition=partition,
-                tolerance=tolerance,
-                matching=matching,
-                policy=policy,
+            found = job(
+                step=step, rank=rank, partition=partition, tolerance=tolerance, matching=matching, policy=policy
             )
             if isinstance(found, RankFailure):
                 failures.append(f"step {found.step} rank {found.rank}: {found.reason}")
                 continue
             frame = pd.read_parquet(partition)
-            frame.insert(0, "rank", pd.Series([pair.rank] * len(frame), dtype="Int64"))
-            frame.insert(0, "step", pd.Series([pair.step] * len(frame), dtype="Int64"))
+            frame.insert(0, "rank", pd.Series([rank] * len(frame), dtype="Int64"))
+            frame.insert(0, "step", pd.Series([step] * len(frame), dtype="Int64"))
             frames.append(frame)
             told += found.notes
             if found.first is not None:

@@ -37,7 +37,8 @@ class Column:
     """What one place of the layout (data-parallel and tensor-parallel index) has for each row of the skeleton.
 
     `there` is False where it has no such row. `numbers` are max, min, mean and norm (NaN: none, or NaN itself where
-    `is_number`). `texts`, `shapes` and `placements` are dictionary-encoded. `ranks` and `folders` are by stage.
+    `is_number`). `texts`, `shapes`, `placements` and `hidden` (what a value holds beyond its cells, such as the bounds
+    of a slice) are dictionary-encoded. `ranks` and `folders` are by stage.
     """
 
     ranks: tuple[int, ...]
@@ -48,6 +49,7 @@ class Column:
     texts: tuple[pa.Array, ...]
     shapes: pa.Array
     placements: pa.Array
+    hidden: pa.Array
     data_names: pa.Array
 
 
@@ -158,6 +160,7 @@ def _column(
         tuple(taken(f"{statistic.lower()}:text") for statistic in STATISTICS),
         taken("shape"),
         taken("placement"),
+        taken("value"),
         taken("data_name"),
     )
 
@@ -219,6 +222,7 @@ def _stacked(parts: Sequence[Column]) -> Column:
         tuple(joined([part.texts[i] for part in parts]) for i in range(4)),
         joined([part.shapes for part in parts]),
         joined([part.placements for part in parts]),
+        joined([part.hidden for part in parts]),
         joined([part.data_names for part in parts]),
     )
 
@@ -293,5 +297,6 @@ def taken(column: Column, rows: npt.NDArray[np.int64]) -> Column:
         texts=tuple(part.take(places) for part in column.texts),
         shapes=column.shapes.take(places),
         placements=column.placements.take(places),
+        hidden=column.hidden.take(places),
         data_names=column.data_names.take(places),
     )

@@ -81,7 +81,9 @@ def judge(
     groups = np.asarray(pc.starts_with(dump.ops["name"], "Distributed.").to_numpy())[op] & plain
     groups |= np.asarray(pc.equal(dtypes, "torch.ProcessGroup").to_numpy(zero_copy_only=False))
     why[found & plain & ~alike & groups] = _GROUP
-    differ = _plain_differ(target, vocabulary) & plain
+    differ = (_plain_differ(target, vocabulary) | _plain_differ(bench, vocabulary)[at]) & plain
+    hidden = vocabulary.codes(target.columns[0][0].hidden)
+    other_hidden = np.where(found, vocabulary.codes(bench.columns[0][0].hidden)[at], -1)
     why[found & differ & (why == 0)] = _RANKS
     fits = _size_fits(mine, reference, {tp * d / (other_tp * other_d), tp / other_tp, d / other_d} - {1.0})
     # Sizes are integers; with other numbers of data parallel ranks a script also divides by them.
@@ -90,6 +92,10 @@ def judge(
     sized = found & plain & ~alike & (why == 0)
     is_size = np.asarray(pc.equal(dtypes, "torch.Size").to_numpy(zero_copy_only=False))
     why[sized & (fits | is_size)] = _SIZE
+    # Bounds of a slice are places within a part.
+    sliced = np.asarray(pc.equal(dtypes, "slice").to_numpy(zero_copy_only=False))
+    if tp != other_tp or d != other_d:
+        why[found & sliced & (hidden != other_hidden) & (why == 0)] = _SIZE
 
     # Data parallel ranks with other batches.
     if batches:
@@ -150,9 +156,10 @@ def _plain_differ(side: Side, vocabulary: Vocabulary) -> Flags:
     """Rows that are another value on another rank."""
     first = side.columns[0][0]
     parts = [Part.of(column, vocabulary) for row in side.columns for column in row]
+    hidden = [vocabulary.codes(column.hidden) for row in side.columns for column in row]
     out = np.zeros(len(first.there), bool)
-    for part in parts[1:]:
-        out |= ~_alike(parts[0], part)
+    for part, more in zip(parts[1:], hidden[1:], strict=True):
+        out |= ~_alike(parts[0], part) | (hidden[0] != more)
     return out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,7 @@ class Plan:
     expected: int
 
 
-def plan(target: Run, bench: Run, layout: Path | str) -> Plan:
+def plan(target: Run, bench: Run, layout: str | os.PathLike[str]) -> Plan:
     """The units of all steps. `layout` is a layout file, or AUTO.
 
     Raises ConfigError for a wrong file, UsageError where AUTO finds no layout.

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator import sources
+import aggregator
+from aggregator import cli, sources
 from aggregator.layouts import combine, plan, shards
 from aggregator.layouts.combine import Part, Vocabulary
 from aggregator.layouts.compare import compare_unit
@@ -331,6 +332,17 @@ def test_sizes_of_parts_are_no_finding_and_other_arguments_are(compared: Any) ->
     assert found.result.first.item == "Tensor.view.0.forward.input.3"
 
 
+def test_slices_and_values_of_single_ranks_belong_to_the_layout(compared: Any) -> None:
+    def cut(begin: int | None, other: int) -> dict[str, Any]:
+        bounds = {"type": "slice", "value": [begin, None, None]}
+        return {"Tensor.__getitem__.0.forward": forward([tensor(X), bounds, number(other)], tensor(X))}
+
+    found = compared({0: cut(0, 7), 1: cut(3, 8)}, {0: cut(None, 7)}, TP2)
+    assert found.result.findings == 0
+    assert "another value on each rank" in found["Tensor.__getitem__.0.forward.input.1"]["layout"]
+    assert "another value on each rank" in found["Tensor.__getitem__.0.forward.input.2"]["layout"]
+
+
 # -- data parallel
 
 
@@ -457,6 +469,24 @@ def test_ranks_that_are_missing_cost_their_group_only(tmp_path: Path) -> None:
     assert "rank3" in bad[0].reason or "rank 3" in bad[0].reason
 
 
+def test_a_file_and_the_dumps_tell_a_grid_of_stages_and_tensor_parallel_ranks(tmp_path: Path) -> None:
+    def rank(number_: int) -> dict[str, Any]:
+        stage, shard = divmod(number_, 2)
+        ops = dict(column(shard))
+        ops["Functional.linear.0.forward"]["output"][0]["requires_grad"] = True
+        peer = {"type": "int", "value": number_ + 2 if stage == 0 else number_ - 2}
+        there, keyword = ("send", "dst") if stage == 0 else ("recv", "src")
+        record = {"input_args": [tensor(X)], "input_kwargs": {keyword: peer}, "output": []}
+        return {f"Distributed.{there}.0.forward": record, **ops}
+
+    target = sources.find_run((write_run(tmp_path / "t", {r: rank(r) for r in range(4)}),))
+    bench = sources.find_run((write_run(tmp_path / "b", {0: column(None)}),))
+    (tmp_path / "l.yaml").write_text("target: {tp: 2, pp: 2}\nbench: {}\n")
+    for layout in (plan.AUTO, tmp_path / "l.yaml"):
+        (one,) = plan.plan(target, bench, layout).planned
+        assert one.unit.layout.target.grid == (((0, 1),), ((2, 3),))
+
+
 def test_auto_tells_tensor_from_data_parallel_by_the_first_value(tmp_path: Path) -> None:
     tp = write_run(tmp_path / "tp", {r: column(r) for r in (0, 1)})
     data = RNG.normal(size=(4, 6))
@@ -506,6 +536,41 @@ def test_stored_shards_are_joined_and_a_wrong_element_is_found(tmp_path: Path, c
         assert (found.mode.value, found.findings) == ("tensor", findings)
         cells = Found(found)["out"]
         assert (cells["MaxAbsErr"] == 0.0) == (findings == 0)
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ([], "there is no bench"),
+        (["--bench", "b", "--ranks", "0"], "--layout needs all ranks of a group"),
+        (["--bench", "b", "--layout", "bad.yaml"], "line 1: unknown key 'tpp' under 'target'. Did you mean 'tp'?"),
+    ],
+)
+def test_what_does_not_go_with_a_layout_is_a_usage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], extra: list[str], words: str
+) -> None:
+    write_run(tmp_path / "t", {r: column(r) for r in (0, 1)})
+    write_run(tmp_path / "b", {0: column(None)})
+    (tmp_path / "bad.yaml").write_text("target: {tpp: 2}\nbench: {}\n")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["t", "--layout", "auto", *extra]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_the_command_and_the_data_frame_show_one_combined_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "t", {0: column(0), 1: column(1, twice=True)})
+    write_run(tmp_path / "b", {0: column(None)})
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["t", "--bench", "b", "--layout", "auto", "-o", "out", "--format", "csv"]) == 1
+    text = " ".join(capsys.readouterr().out.split())
+    assert "target tp 2, dp 1, pp 1 on 2 ranks" in text
+    assert "ranks 0-1: joined along dimension 1 (by shape)" in text
+    assert [path.name[:20] for path in (tmp_path / "out" / "step0").glob("compare_result*")] == ["compare_result_rank0"]
+    frame = aggregator.compare_runs("t", "b", layout="auto")
+    assert frame[frame["excess"] > 1]["NPU Name"].tolist() == ["Functional.linear.0.forward.output.0"]
+    assert frame["rank"].unique().tolist() == [0]
 
 
 def test_a_partition_is_read_like_any_other(compared: Any) -> None:
