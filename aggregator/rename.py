@@ -5,7 +5,7 @@
     one API, other ways  `x + y`, `x.add(y)` and `torch.add(x, y)` are one API: where the two sides use other mixtures
                          of them, calls are matched by the order in which they ran
     MindSpore            cells are modules, known by their path (classes have other names), parameters have PyTorch's
-                         names
+                         names, primitives that are one of PyTorch's functions are calls of that
     mapping files        see `mapping`
 
 Where none of this applies (nearly always), names are used as they are and nothing here costs anything.

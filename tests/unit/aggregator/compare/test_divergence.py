@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator import divergence
+from aggregator.compare import compare_rank
 
 NAN, INF = float("nan"), float("inf")
 OP = "Functional.linear.3.forward"
@@ -180,6 +181,35 @@ def test_certain_differences(excess_of, make_value):
     assert excess_of(ids, ids | {"Max": 8}) == INF
     mask = make_value(True, False, None, None, dtype="torch.bool")
     assert excess_of(mask, mask | {"Min": True}) == INF
+
+
+@pytest.mark.parametrize(("own", "other"), [("Int32", "torch.int64"), ("torch.int32", "Int64")])
+def test_ids_of_two_frameworks_are_judged_by_their_values(excess_of, make_value, own, other):
+    """MindSpore asks for int32 labels where PyTorch asks for int64. Within one framework they differ."""
+    target, bench = make_value(7, 0, 2.5, 9.0, dtype=own), make_value(7, 0, 2.5, 9.0, dtype=other)
+    assert excess_of(target, bench) == 0.0
+    assert excess_of(bench, target) == 0.0
+    assert excess_of(target, bench | {"Max": 8}) == INF
+    for first, second in (("Int32", "Int64"), ("torch.int32", "torch.int64"), ("Int8", "torch.int64")):
+        assert excess_of(target | {"dtype": first}, target | {"dtype": second}) == INF
+
+
+def test_arguments_of_two_frameworks_functions(tmp_path, make_folder, make_value, make_call):
+    """One more in the bench's call is a finding, but not between frameworks, whose functions have others."""
+    name = "Functional.cross_entropy.0.forward"
+    value, more = make_value(1.0), {"type": "float", "value": 0.5}
+
+    def findings(number, framework):
+        folders = []
+        for side, ops in (("t", {name: make_call(value)}), ("b", {name: make_call(value, more)})):
+            folder = make_folder(tmp_path / f"{side}{number}", ops)
+            dump = folder.path / "dump.json"
+            dump.write_text(dump.read_text().replace('"pytorch"', f'"{framework if side == "t" else "pytorch"}"'))
+            folders.append(folder)
+        return compare_rank(*folders, step=0, rank=0, partition=tmp_path / f"{number}.parquet").findings
+
+    assert findings(0, "pytorch") == 1
+    assert findings(1, "mindspore") == 0
 
 
 def test_no_difference_at_all(excess_of, make_value):
