@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
+_KEPT_BYTES = 8 << 20  # values that were read before their mapped pages are given back
+
+
 @dataclass(frozen=True, slots=True)
 class Joined:
     """Several stored tensors as one along `dim`; None: one after the other, as flat lists of elements."""
@@ -48,7 +51,13 @@ class Joined:
 
     def chunks(self, *, imaginary: bool = False) -> Iterator[npt.NDArray[Any]]:
         """The elements in C order, CHUNK at a time (the last chunk is what is left)."""
-        return _rechunked(self._pieces(imaginary), self.computed_as)
+        passed = 0
+        for chunk in _rechunked(self._pieces(imaginary), self.computed_as):
+            yield chunk
+            passed += chunk.nbytes
+            if passed >= _KEPT_BYTES:
+                self.forget()
+                passed = 0
 
     def forget(self) -> None:
         """Give the mapped pages back."""
