@@ -72,11 +72,22 @@ def load(
     )
 
 
+class _Lines(dict[Any, Any]):
+    """A mapping of a file that knows the line of each key."""
+
+    def __init__(self, entries: Mapping[Any, Any], lines: Mapping[Any, int]) -> None:
+        super().__init__(entries)
+        self.lines = lines
+
+    def at(self, path: Path, key: Any) -> str:
+        return f"{path}, line {self.lines[key]}"
+
+
 def _yaml(path: Path) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Refuses a key that stands twice: yaml would silently take the last."""
+        """Keeps the lines of keys, and refuses one that stands twice: yaml would silently take the last."""
 
     def mapping(loader: Any, node: Any) -> Any:
         seen: dict[Any, int] = {}
@@ -86,7 +97,7 @@ def _yaml(path: Path) -> Any:
             if key in seen:
                 raise ConfigError(f"{path}, line {line}: '{key}' stands there twice (first in line {seen[key]})")
             seen[key] = line
-        return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
+        return _Lines(yaml.SafeLoader.construct_mapping(loader, node, deep=True), seen)
 
     Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
     try:
@@ -106,18 +117,18 @@ def _texts(path: Path, raw: Any, where: str) -> dict[str, str]:
     inside = f", under '{where}'" if where else ""
     if raw is None:
         return {}
-    if not isinstance(raw, dict):
+    if not isinstance(raw, _Lines):
         raise ConfigError(
             f"{path}{inside}: holds {type(raw).__name__}; it needs a mapping of target names to bench names"
         )
     found: dict[str, str] = {}
     taken: dict[str, str] = {}
     for key, value in raw.items():
-        left, right = str(key), str(value)
+        left, right, place = str(key), str(value), raw.at(path, key)
         if value is None or isinstance(value, (dict, list)):
-            raise ConfigError(f"{path}{inside}: '{left}' needs one name on its right, not {value!r}")
+            raise ConfigError(f"{place}{inside}: '{left}' needs one name on its right, not {value!r}")
         if right in taken:
-            raise ConfigError(f"{path}{inside}: '{right}' is given to both '{taken[right]}' and '{left}'")
+            raise ConfigError(f"{place}{inside}: '{right}' is given to both '{taken[right]}' and '{left}'")
         found[left] = right
         taken[right] = left
     return found
@@ -136,28 +147,33 @@ def _apis(path: Path) -> tuple[ApiPair, ...]:
     out = []
     for number, entry in enumerate(raw, 1):
         where = f"{path}, entry {number}"
-        if not isinstance(entry, dict):
+        if not isinstance(entry, _Lines):
             raise ConfigError(f"{where}: is {entry!r}; it needs the keys {', '.join(API_KEYS)}")
         for key in entry:
             if key not in API_KEYS and not str(key).startswith(("ms_parameters", "pt_parameters")):
-                raise ConfigError(f"{where}: unknown key '{key}'.{near_miss(str(key), API_KEYS)}")
+                raise ConfigError(f"{entry.at(path, key)}: unknown key '{key}'.{near_miss(str(key), API_KEYS)}")
+        where += f", line {min(entry.lines.values(), default=1)}"
         for key in ("ms_api", "pt_api"):
             if not isinstance(entry.get(key), str):
-                raise ConfigError(f"{where}: '{key}' is missing")
+                raise ConfigError(f"{where}: '{key}' is missing, or no name")
         out.append(
-            ApiPair(entry["ms_api"], entry["pt_api"], _places(where, entry, "args"), _places(where, entry, "output"))
+            ApiPair(entry["ms_api"], entry["pt_api"], _places(path, entry, "args"), _places(path, entry, "output"))
         )
     return tuple(out)
 
 
-def _places(where: str, entry: dict[str, Any], what: str) -> tuple[tuple[int, int], ...]:
-    sides = [entry.get(f"{side}_{what}") or [] for side in ("ms", "pt")]
-    for side, places in zip(("ms", "pt"), sides, strict=True):
-        if not isinstance(places, list) or not all(isinstance(place, int) for place in places):
-            raise ConfigError(f"{where}: '{side}_{what}' must be a list of places such as [0, 1], not {places!r}")
+def _places(path: Path, entry: _Lines, what: str) -> tuple[tuple[int, int], ...]:
+    keys = [f"{side}_{what}" for side in ("ms", "pt")]
+    sides = [[] if entry.get(key) is None else entry[key] for key in keys]
+    for key, places in zip(keys, sides, strict=True):
+        if not isinstance(places, list) or not all(type(place) is int for place in places):
+            raise ConfigError(f"{entry.at(path, key)}: '{key}' must be a list of places such as [0, 1], not {places!r}")
+        if len(set(places)) < len(places):
+            raise ConfigError(f"{entry.at(path, key)}: '{key}' names a place twice: {places}")
     if len(sides[0]) != len(sides[1]):
+        at = entry.at(path, next(key for key in keys if key in entry))
         raise ConfigError(
-            f"{where}: 'ms_{what}' names {len(sides[0])} places and 'pt_{what}' {len(sides[1])}; they belong in pairs"
+            f"{at}: '{keys[0]}' names {len(sides[0])} places and '{keys[1]}' {len(sides[1])}; they belong in pairs"
         )
     return tuple(zip(*sides, strict=True))
 

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aggregator.mapping import TOP_LAYER, ApiPair, Mappings
+from msprobe_launch.errors import near_miss
 from msprobe_launch.records.names import ItemName, OpName, Phase, Role
 
 if TYPE_CHECKING:
@@ -167,6 +168,7 @@ def renamed(target: RankDump, bench: RankDump, mappings: Mappings) -> tuple[Rena
         left.by_layer(given.layer)
         left.by_api(given.api, is_left=True)
         right.by_api(given.api, is_left=False)
+        notes += _unknown(left, right, given)
     count = _one_way_of_calling(*sides)
     if count:
         notes.append(f"{count} APIs are called in other ways (`x + y`, `torch.add`): their calls matched in order")
@@ -429,6 +431,28 @@ def _by_function(side: _Side) -> dict[str, list[int]]:
         if function is not None:
             out[function].append(place)
     return out
+
+
+def _unknown(left: _Side, right: _Side, given: Mappings) -> list[str]:
+    """Notes on names of cell and API mappings that the dumps do not have."""
+    modules: list[set[str]] = []
+    apis: list[set[str]] = []
+    for side in (left, right):
+        own = [op for text in side.texts if (op := _parsed(text)) is not None]
+        names = [f"{op.name}.{op.class_name}".split(".") for op in own if op.is_module]
+        modules.append({".".join(parts[:cut]) for parts in names for cut in range(1, len(parts) + 1)})
+        apis.append({op.stem for op in own if not op.is_module})
+    notes = []
+    for kind, known, pairs in (
+        ("cell", modules, list(given.cell.items())),
+        ("api", apis, [(pair.left, pair.right) for pair in given.api]),
+    ):
+        lost = [(name, known[i]) for pair in pairs for i, name in enumerate(pair) if name not in known[i]]
+        if lost:
+            name, there = lost[0]
+            near = near_miss(name, sorted(there))
+            notes.append(f"{kind} mapping: {len(lost)} names are not in the dump of their side, from '{name}'.{near}")
+    return notes
 
 
 def _mapped(module: str, mapping: Mapping[str, str]) -> str | None:

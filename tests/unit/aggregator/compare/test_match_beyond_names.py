@@ -87,6 +87,27 @@ def test_cell_mapping(pairs, tmp_path):
     }
 
 
+def test_a_cell_mapping_may_leave_out_the_class_and_holds_for_what_is_inside(pairs, tmp_path):
+    """As in msprobe; the longest name wins."""
+    target = {f"Module.{name}.forward.0": call(tensor()) for name in ("net.Net", "net.a.fc.Linear", "nets.fc.Linear")}
+    bench = {f"Module.{name}.forward.0": call(tensor()) for name in ("all.Net", "all.b.fc.Linear", "nets.fc.Linear")}
+    options = match.Options(mappings=mapping.load(cell=write(tmp_path, "net: all\nnet.a: all.b\n")))
+    found = pairs(target, bench, options)
+    assert list(found.values()) == [f"{name}.input.0" for name in bench]
+    assert not any("cell mapping" in note for note in pairs.notes)
+
+
+def test_names_of_a_mapping_that_the_dumps_lack_are_told(pairs, tmp_path):
+    target = {"Module.net.fc.Linear.forward.0": call(tensor()), "Torch.abs.0.forward": call(tensor())}
+    (tmp_path / "api.yaml").write_text("Torch.abz: Torch.abs\n")
+    given = mapping.load(cell=write(tmp_path, "net.fc.Linear: net.fd.Linear"), api=tmp_path / "api.yaml")
+    pairs(target, target, match.Options(mappings=given))
+    assert [note for note in pairs.notes if "mapping" in note] == [
+        "cell mapping: 1 names are not in the dump of their side, from 'net.fd.Linear'. Did you mean 'net.fc.Linear'?",
+        "api mapping: 1 names are not in the dump of their side, from 'Torch.abz'. Did you mean 'Torch.abs'?",
+    ]
+
+
 API = """\
 - ms_api: Functional.old
   pt_api: Torch.new
@@ -100,13 +121,25 @@ API = """\
 @pytest.mark.parametrize("swap", [False, True])
 def test_api_mapping(pairs, tmp_path, swap):
     """The left side is MindSpore's, whichever run it is."""
-    left = {"Functional.old.0.forward": call(tensor(1.0), tensor(2.0), tensor(3.0), out=tensor(4.0))}
-    right = {"Torch.new.0.forward": call(tensor(2.0), tensor(1.0), tensor(3.0), out=tensor(4.0))}
+    gradients = {"input": [tensor(5.0), tensor(5.0)], "output": [tensor(6.0), tensor(7.0)]}
+    left = {
+        "Functional.old.0.forward": call(tensor(1.0), tensor(2.0), tensor(3.0), out=tensor(4.0)),
+        "Functional.old.0.backward": gradients,
+    }
+    right = {
+        "Torch.new.0.forward": call(tensor(2.0), tensor(1.0), tensor(3.0), out=tensor(4.0)),
+        "Torch.new.0.backward": gradients,
+    }
     options = match.Options(mappings=mapping.load(api=write(tmp_path, API)))
     expected = {
         "Functional.old.0.forward.input.0": "Torch.new.0.forward.input.1",
         "Functional.old.0.forward.input.1": "Torch.new.0.forward.input.0",
         "Functional.old.0.forward.output.0": "Torch.new.0.forward.output.0",
+        # Places of a role hold for backward calls as well (msprobe); what they do not name keeps its place, if free.
+        "Functional.old.0.backward.input.0": "Torch.new.0.backward.input.1",
+        "Functional.old.0.backward.input.1": "Torch.new.0.backward.input.0",
+        "Functional.old.0.backward.output.0": "Torch.new.0.backward.output.0",
+        "Functional.old.0.backward.output.1": "Torch.new.0.backward.output.1",
     }
     if swap:
         found = pairs(right, left, options, ("pytorch", "mindspore"))
@@ -133,14 +166,21 @@ def test_layer_mapping(pairs, tmp_path):
     ("kind", "text", "says"),
     [
         ("data", "- a", "holds list"),
-        ("data", "a: b\nc: b\n", "'b' is given to both 'a' and 'c'"),
+        ("data", "a: b\nc: b\n", "line 2: 'b' is given to both 'a' and 'c'"),
         ("data", "a: b\na: c\n", "line 2: 'a' stands there twice"),
-        ("data", "a: [b]", "'a' needs one name"),
+        ("data", "a: [b]", "line 1: 'a' needs one name"),
         ("data", "a: : b", "is not YAML"),
-        ("api", "- ms_apis: a\n", "unknown key 'ms_apis'. Did you mean 'ms_api'"),
-        ("api", "- ms_api: a\n", "'pt_api' is missing"),
+        ("api", "- ms_api: a\n  pt_api: b\n- ms_apis: a\n", "line 3: unknown key 'ms_apis'. Did you mean 'ms_api'"),
+        ("api", "- ms_api: a\n", "entry 1, line 1: 'pt_api' is missing"),
+        (
+            "api",
+            "- {ms_api: a, pt_api: b,\n   ms_args: [0, 0], pt_args: [0, 1]}",
+            "line 2: 'ms_args' names a place twice",
+        ),
+        ("api", "- {ms_api: a, pt_api: b,\n   ms_args: 0}", "line 2: 'ms_args' must be a list of places"),
         ("api", "- {ms_api: a, pt_api: b, ms_args: [0], pt_args: []}", "names 1 places and 'pt_args' 0"),
         ("layer", "Block: [a]", "under 'Block'"),
+        ("layer", "Block:\n  a: b\n  c: b\n", "line 3, under 'Block': 'b' is given to both"),
     ],
 )
 def test_files_in_error(tmp_path, kind, text, says):
