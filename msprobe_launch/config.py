@@ -15,10 +15,14 @@ from typing import Any
 
 
 class Level(str, Enum):
-    """What is recorded: modules (L0), API calls (L1), both (mix), or only what the script saves (debug)."""
+    """What is recorded: modules (L0), API calls (L1), both (mix), or only what the script saves (debug).
+
+    L2 records nothing itself: it has the framework dump the kernels of a device, where the framework can.
+    """
 
     L0 = "L0"
     L1 = "L1"
+    L2 = "L2"
     MIX = "mix"
     DEBUG = "debug"
 

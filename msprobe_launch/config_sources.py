@@ -25,7 +25,6 @@ _E = TypeVar("_E", bound=Enum)
 
 # msprobe's values that are right there and not done here yet.
 _UNSUPPORTED: dict[type[Enum], tuple[str, ...]] = {
-    Level: ("L2",),
     Task: ("acc_check", "diff_check", "exception_dump", "nan_check", "free_benchmark", "overflow_check"),
 }
 

@@ -150,6 +150,10 @@ class RunLayout:
     def step(self, step: int) -> Path:
         return self.base / f"step{step}"
 
+    def kernel_config(self, step: int, rank: int) -> Path:
+        """What tells the framework's own dump of kernels (level L2) what to write in this step."""
+        return self.step(step) / f"kernel_config_{rank}.json"
+
     def rank_folder(self, step: int, rank: int) -> RankFolder:
         return RankFolder(self.step(step) / f"rank{rank}", rank)
 

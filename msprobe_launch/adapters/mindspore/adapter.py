@@ -17,13 +17,14 @@ from msprobe_launch.adapters.mindspore.cells import CellCalls
 from msprobe_launch.adapters.mindspore.collectives import Collectives
 from msprobe_launch.adapters.mindspore.gradients import ParameterGradients
 from msprobe_launch.adapters.mindspore.jit import JitCalls
+from msprobe_launch.adapters.mindspore.kernels import KernelDumps
 from msprobe_launch.adapters.mindspore.naming import CellNames
 from msprobe_launch.adapters.mindspore.primitives import PrimitiveCalls
 from msprobe_launch.adapters.mindspore.quiet import Switch
 from msprobe_launch.adapters.mindspore.runtime import InOrder, Tensor
 from msprobe_launch.adapters.mindspore.steps import Scope, Steps
 from msprobe_launch.adapters.mindspore.values import MindSporeValues
-from msprobe_launch.config import Task
+from msprobe_launch.config import Level, Task
 
 if TYPE_CHECKING:
     from msprobe_launch.capture.session import Session
@@ -41,6 +42,7 @@ class MindSporeAdapter:
 
     def install(self, session: Session) -> None:
         self._session = session
+        self._kernels = KernelDumps(session) if session.config.level is Level.L2 else None
         switch = self._switch = Switch()
         self._in_order = InOrder()
         scope = Scope()
@@ -73,6 +75,8 @@ class MindSporeAdapter:
             self._wrap_apis()  # a level that control.yaml has raised
         self._switch.arm(self._session.config.level.apis)
         self._in_order.enter()
+        if self._kernels is not None:
+            self._kernels.begin()
 
     def disarm(self) -> None:
         self._switch.arm(False)
@@ -127,6 +131,8 @@ class MindSporeAdapter:
 
     def close_step(self) -> None:
         self._collectives.close()
+        if self._kernels is not None:
+            self._kernels.end()
 
     def forget_values(self) -> None:
         """Nothing is remembered about tensors."""

@@ -152,7 +152,8 @@ class JitCalls:
                     self._scope.say_graphs(session.identity.rank)
                 session.guard.miss(f"inside of Jit.{name}: not observable (compiled)")
                 given = args[1:] if owner is not None and args and args[0] is owner else args
-                op = session.open_call(template) if session.recording else None
+                takes = session.recording and (session.takes_modules or session.takes_apis)
+                op = session.open_call(template) if takes else None
                 if op is not None:
                     gate = session.gate
                     record = CallRecord(op, None, None, None, None, session.parent, session.stack_of(_frame(2)))

@@ -18,7 +18,8 @@ from msprobe_launch.adapters.torch.backward import BackwardWatch
 from msprobe_launch.adapters.torch.modules import ModuleCalls
 from msprobe_launch.adapters.torch.quiet import Quiet
 from msprobe_launch.adapters.torch.values import TorchValues
-from msprobe_launch.config import Task
+from msprobe_launch.config import Level, Task
+from msprobe_launch.errors import ConfigError
 
 if TYPE_CHECKING:
     from msprobe_launch.capture.session import Session
@@ -35,6 +36,8 @@ class TorchAdapter:
         self.versions = {"torch": torch.__version__}
 
     def install(self, session: Session) -> None:
+        if session.config.level is Level.L2:
+            raise ConfigError("level L2 (kernels) is MindSpore's, on Ascend. PyTorch has L0, L1, mix and debug.")
         self._session = session
         quiet = self._quiet = Quiet()
         self._values = TorchValues(session)
