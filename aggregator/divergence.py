@@ -52,7 +52,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from aggregator import columns
+from aggregator import columns, placement
 from aggregator.columns import BENCH_STATISTICS, NPU_NAME, NPU_STATISTICS, TEXT_SUFFIX, Mode
 from aggregator.items import NO_CHECKSUM
 from aggregator.metrics import DEVICE
@@ -186,6 +186,9 @@ def _blame_additions(table: pa.Table, matched: npt.NDArray[np.bool_], out: npt.N
     rows = np.flatnonzero(np.nan_to_num(out, nan=0.0, posinf=math.inf) > 1.0)
     if not len(rows) or rows[0] == 0 or math.isinf(out[rows[0]]) or table["role"][int(rows[0])].as_py() != "input":
         return
+    dtypes = [str(table[f"{side} Dtype"][int(rows[0])].as_py()) for side in ("NPU", "Bench")]
+    if dtypes[0].startswith("torch.") != dtypes[1].startswith("torch."):
+        return  # two frameworks: many calls are none of the other's
     ops = _texts(table, "op").codes
     first_row = int(np.flatnonzero(ops == ops[rows[0]])[0])
     if first_row == 0:
@@ -243,6 +246,7 @@ def first(table: pa.Table, mode: Mode, *, step: int | None, rank: int | None) ->
     cells = {name: _cell(table, name, row, whole=whole) for name in shown}
     op_rows = np.flatnonzero(ops.codes == ops.codes[row])
     stack = _cell(table, columns.STACK, int(op_rows[0])) if columns.STACK in table.column_names else ""
+    reason = _with_placement(_reason(cells, mode, float(values[row])), cells.get(placement.COLUMN, ""))
     return Divergence(
         step=step,
         rank=rank,
@@ -250,7 +254,7 @@ def first(table: pa.Table, mode: Mode, *, step: int | None, rank: int | None) ->
         position=int(ops.codes[row]),
         item=cells[NPU_NAME],
         bench_item=cells[columns.BENCH_NAME],
-        reason="; ".join(part for part in (_reason(cells, mode, float(values[row])), cells.get(LAYOUT)) if part),
+        reason="; ".join(part for part in (reason, cells.get(LAYOUT)) if part),
         excess=float(values[row]),
         npu_max=cells.get("NPU max", ""),
         bench_max=cells.get("Bench max", ""),
@@ -562,6 +566,8 @@ def _floor(table: pa.Table, largest: npt.NDArray[np.float64], gradients: _Gradie
 
 # -- words for one row
 
+_NOT_SHOWN = "differs by what the table does not show"
+
 
 def _cell(table: pa.Table, name: str, row: int, *, whole: bool = False) -> str:
     """A cell's text; numbers as Python writes them, whole ones of an integer type without `.0`."""
@@ -615,10 +621,7 @@ def _reason(cells: dict[str, str], mode: Mode, found: float) -> str:
         weights[name] = abs(x - y) / scale if x != y else 0.0
         told[name] = f"{name} {_short(x)} against {_short(y)}, {_percent(x, y)} apart"
     if not weights:
-        return (
-            "differs by what the table does not show (an argument that only the bench has, slice bounds, peer, memory "
-            "format)"
-        )
+        return f"{_NOT_SHOWN} (an argument that only the bench has, slice bounds, peer, memory format)"
     if math.isinf(found) and cells["NPU max"] == cells["NPU min"] == cells["NPU mean"]:
         return f"value {cells['NPU max']} against {cells['Bench max']}"
     worst = max(weights, key=lambda name: weights[name])
@@ -626,6 +629,13 @@ def _reason(cells: dict[str, str], mode: Mode, found: float) -> str:
     if weights.get("norm", 0.0) > weights[worst] / 2:
         worst = "norm"
     return told[worst] + ("" if math.isinf(found) else f" ({found:.3g} times the tolerance)")
+
+
+def _with_placement(reason: str, placed: str) -> str:
+    """The reason with the DTensor's placement, which comes first where it is another one on the two sides."""
+    if placement.AGAINST in placed:
+        return f"placement {placed}" if reason.startswith(_NOT_SHOWN) else f"placement {placed}; {reason}"
+    return f"{reason}; this rank's part, {placed}" if placed else reason
 
 
 def _number(cell: str) -> float | None:
