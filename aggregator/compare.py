@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from aggregator import columns, divergence, lonely, match, metrics, noise, read, sheet, stored, verdict
+from aggregator import columns, divergence, lonely, match, metrics, noise, placement, read, sheet, stored, verdict
 from aggregator.columns import BENCH_STATISTICS, DIFFERENCES, NPU_STATISTICS, RELATIVE_ERRORS, TEXT_SUFFIX, Mode
 from aggregator.items import NO_CHECKSUM
 from aggregator.model import RankComparison, RankFailure
@@ -170,6 +170,7 @@ def _compared(
     matching = match.match(target, bench, options)
     values = _stored(target, bench, matching, target_folder, bench_folder) if mode is Mode.TENSOR else None
     table, differs = table_of(target, bench, matching, mode, values)
+    table, differs = _with_placements(target, bench, matching, table, differs)
     return Compared(
         table=_with_excess(table, mode, tolerance, differs, values),
         mode=mode,
@@ -180,6 +181,23 @@ def _compared(
         differs=differs,
         apart=(values.off, values.worst) if values is not None else None,
     )
+
+
+def _with_placements(
+    target: RankDump,
+    bench: RankDump,
+    matching: match.Matching,
+    table: pa.Table,
+    differs: npt.NDArray[np.bool_],
+) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
+    """The table with a column of its DTensors' placements, and rows that are divided in other ways as differing."""
+    places = pa.array(matching.bench_row, mask=matching.bench_row < 0)
+    placed = placement.column(
+        _one(target.items["placement"].combine_chunks()), _one(bench.items["placement"].combine_chunks().take(places))
+    )
+    if placed is None:
+        return table, differs
+    return table.append_column(placement.COLUMN, placed[0]), differs | placed[1]
 
 
 def _has_statistics(side: RankDump) -> bool:

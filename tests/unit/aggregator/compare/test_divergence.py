@@ -417,3 +417,25 @@ def test_excess_does_not_depend_on_scale(scale, off, dtype):
 def test_a_reason_names_the_smallest_of_values(compare_ops, make_call, make_value):
     found = compare_ops({OP: make_call(make_value(0.0))}, {OP: make_call(make_value(1e-300))})
     assert found.result.first.reason == "norm 0 against 1e-300, 100 % apart (8.19e+03 times the tolerance)"
+
+
+def test_a_shard_is_named_with_its_placement(compare_ops, make_call, make_value):
+    """DTensors are compared by this rank's part; two runs that divide a tensor in other ways are told apart."""
+
+    def ops(factor, dim=0, ranks=(0, 1)):
+        part = {
+            "type": "torch.distributed.tensor.DTensor",
+            "device_mesh": list(ranks),
+            "placements": [{"Shard": {"dim": dim}}, {"Partial": {"reduce_op": "sum"}}, {"Replicate": {}}],
+            "global_shape": [4, 3],
+        }
+        return {"Torch.a.0.forward": make_call(make_value(1.0), scaled(make_value, factor) | part)}
+
+    words = "Partial(sum), Replicate of [4, 3]"
+    found = compare_ops(ops(1.01), ops(1.0, ranks=(4, 5)))
+    assert found.result.first.reason.endswith(f"times the tolerance); this rank's part, Shard(0), {words}")
+    assert found.table["placement"].to_pylist() == [None, f"Shard(0), {words}"]
+    assert compare_ops(ops(1.0), ops(1.0)).result.first is None
+    other = compare_ops(ops(1.0), ops(1.0, dim=1)).result
+    assert (other.findings, set(other.results)) == (1, {"pass"})
+    assert other.first.reason == f"placement Shard(0), {words} against Shard(1), {words}"
