@@ -226,7 +226,7 @@ class Columns:
             return self._described(kind, f"({len(value)},)", None, checksum, json.dumps(value))
         if kind == "torch.Size" and isinstance(value, list):
             return self._described(kind, tuple(value), None, checksum)
-        if kind == "torch.ProcessGroup":
+        if kind in ("torch.ProcessGroup", "mindspore.ProcessGroup"):
             ranks = item.get("group_ranks")
             return self._described(kind, (), ranks, "None" if names_a_rank else str(ranks))
         if kind == "ellipsis":

@@ -143,6 +143,13 @@ class PlainDescriber:
         return None
 
 
+def output_items(result: Any, describe: PlainDescriber) -> list[Value]:
+    """A call's result as the list that the field's files have: a tuple or list is spread, anything else is item 0."""
+    if isinstance(result, (tuple, list)):
+        return describe.items(result)
+    return [describe(result)]
+
+
 class NamesOnly(PlainDescriber):
     """For task structure: values are not looked at."""
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from msprobe_launch.adapters.mindspore import classify, runtime
 from msprobe_launch.adapters.mindspore.backward import BackwardWatch, Inputs
-from msprobe_launch.adapters.mindspore.cells import output_items
 from msprobe_launch.adapters.mindspore.collectives import Collective, Collectives
 from msprobe_launch.adapters.mindspore.quiet import Switch
 from msprobe_launch.adapters.mindspore.runtime import Tensor
 from msprobe_launch.adapters.mindspore.values import MindSporeValues
+from msprobe_launch.capture.plain import output_items
 from msprobe_launch.records.model import CallRecord
 from msprobe_launch.records.names import NameTemplate
 

@@ -20,20 +20,13 @@ from msprobe_launch.adapters.mindspore.quiet import Switch
 from msprobe_launch.adapters.mindspore.runtime import Cell
 from msprobe_launch.adapters.mindspore.steps import Scope
 from msprobe_launch.adapters.mindspore.values import MindSporeValues
-from msprobe_launch.capture.plain import PlainDescriber
-from msprobe_launch.records.model import CallRecord, OpRef, Value
+from msprobe_launch.capture.plain import output_items
+from msprobe_launch.records.model import CallRecord, OpRef
 
 if TYPE_CHECKING:
     from msprobe_launch.capture.session import ModuleCall, Session
 
 _frame = sys._getframe
-
-
-def output_items(result: Any, describe: PlainDescriber) -> list[Value]:
-    """A call's result as the list that the field's files have: a tuple or list is spread, anything else is item 0."""
-    if isinstance(result, (tuple, list)):
-        return describe.items(result)
-    return [describe(result)]
 
 
 class CellCalls:

@@ -17,11 +17,11 @@ from mindspore.graph.api import _JitExecutor
 
 from msprobe_launch.adapters.mindspore import runtime
 from msprobe_launch.adapters.mindspore.backward import BackwardWatch
-from msprobe_launch.adapters.mindspore.cells import output_items
 from msprobe_launch.adapters.mindspore.quiet import Switch
 from msprobe_launch.adapters.mindspore.runtime import OPTIMIZERS, Cell
 from msprobe_launch.adapters.mindspore.steps import Scope
 from msprobe_launch.adapters.mindspore.values import MindSporeValues
+from msprobe_launch.capture.plain import output_items
 from msprobe_launch.records.model import CallRecord
 from msprobe_launch.records.names import NameTemplate
 

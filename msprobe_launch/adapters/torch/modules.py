@@ -24,7 +24,7 @@ from msprobe_launch.adapters.torch.naming import ModuleInfo, ModuleNames
 from msprobe_launch.adapters.torch.quiet import Quiet, from_compiler, is_traced
 from msprobe_launch.adapters.torch.steps import has_closure
 from msprobe_launch.adapters.torch.values import TorchValues
-from msprobe_launch.capture.plain import PlainDescriber
+from msprobe_launch.capture.plain import output_items
 from msprobe_launch.records.model import CallRecord, OpRef, Value
 
 if TYPE_CHECKING:
@@ -32,13 +32,6 @@ if TYPE_CHECKING:
 
 _is_compiling: Callable[[], bool] = torch.compiler.is_compiling
 _frame = sys._getframe
-
-
-def output_items(result: Any, describe: PlainDescriber) -> list[Value]:
-    """A call's result as the list that the field's files have: a tuple or list is spread, anything else is item 0."""
-    if isinstance(result, (tuple, list)):
-        return describe.items(result)
-    return [describe(result)]
 
 
 class ModuleCalls:

@@ -76,6 +76,7 @@ def test_rows_are_named_and_ordered_as_msprobe_does(tmp_path, make_folder, make_
         ({"type": "torch.memory_format", "format": "channels_last"}, "<class 'NoneType'>", "[]", "None"),
         ({"type": "torch.distributed.ReduceOp", "value": "RedOpType.SUM"}, "<class 'str'>", "[]", "RedOpType.SUM"),
         ({"type": "torch.ProcessGroup", "group_ranks": [0, 1], "group_id": "x"}, "torch.ProcessGroup", "[]", "[0, 1]"),
+        ({"type": "mindspore.ProcessGroup", "group_ranks": [0, 1]}, "mindspore.ProcessGroup", "[]", "[0, 1]"),
         ({"type": "a.new.Kind", "value": "what"}, "<class 'str'>", "[]", "what"),
         ({"type": "complex", "value": [1.0, 2.0]}, "<class 'list'>", "[]", "[1.0, 2.0]"),
         ({"type": "a.new.Kind", "other": 1}, "<class 'NoneType'>", "[]", "None"),
