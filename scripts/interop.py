@@ -52,11 +52,22 @@ def record(interpreter: str, program: str, case: Case, folder: Path, arguments: 
     return steps[-1]
 
 
-def msprobe_compare(peer: str, target: Path, bench: Path, out: Path, options: Sequence[str] = ()) -> list[str]:
-    """Run msprobe's compare, its files into `out`; the lines of its log that complain."""
+_MAIN = "import sys; sys.path.append({packages!r}); sys.argv[0] = 'msprobe'; from msprobe.msprobe import main; main()"
+
+
+def msprobe_compare(
+    peer: str, target: Path, bench: Path, out: Path, options: Sequence[str] = (), within: str = ""
+) -> list[str]:
+    """Run msprobe's compare, its files into `out`; the lines of its log that complain.
+
+    `within`: an interpreter that lends it what `peer` lacks (its compare of MindSpore's dumps imports mindspore).
+    """
     out.mkdir(parents=True)
     tool = Path(peer).with_name("msprobe")
     command = [peer, str(tool)] if tool.exists() else [peer, "-m", "msprobe"]
+    if within:
+        packages = run([peer, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"], out).stdout.strip()
+        command = [within, "-c", _MAIN.format(packages=packages)]
     done = run([*command, "compare", "-tp", str(target), "-gp", str(bench), "-o", str(out), *options], out)
     said = (done.stdout + done.stderr).splitlines()
     complaints = [line for line in said if _COMPLAINT.search(line) and not _ALWAYS.search(line)]

@@ -94,6 +94,14 @@ def test_findings(aggregate: Aggregate, make_run: Callable[..., Path], tmp_path:
     ]  # fmt: skip
 
 
+def test_a_pair_of_single_ranks_has_its_first_divergence(aggregate: Aggregate, make_run: Callable[..., Path]) -> None:
+    """msprobe's `-da` says nothing of single ranks (FORMATS.md, last section)."""
+    target, bench = (run / "step0/rank0/dump.json" for run in (make_run("t", 2.002), make_run("b", 2.0)))
+    code, out, _ = aggregate(target, "--bench", bench)
+    assert code == 1
+    assert "FIRST DIVERGENCE: rank 0, step 0\n  Functional.linear.0.forward.input.1\n" in out
+
+
 def test_tolerance(aggregate: Aggregate, make_run: Callable[..., Path]) -> None:
     target, bench = make_run("t", 2.0, 2.002), make_run("b", 2.0, 2.0)
     assert aggregate(target, "--bench", bench, "--tolerance", "0.2%")[0] == 0
