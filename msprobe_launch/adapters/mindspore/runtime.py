@@ -106,7 +106,7 @@ class InOrder:
         context.set_param(ms_ctx_param.pynative_synchronize, True)
 
     def leave(self) -> None:
-        """As it was, unless the program has switched it meanwhile."""
+        """As it was before `enter`; what the program has switched itself in between is not noticed."""
         if not self._on:
             return
         self._on = False
