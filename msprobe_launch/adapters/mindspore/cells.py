@@ -144,9 +144,13 @@ class CellCalls:
         self._scope.say_graphs(session.identity.rank)
         switch.enter_quiet()
         try:
-            return self._original(cell, *args, **kwargs)
+            result = self._original(cell, *args, **kwargs)
         finally:
             switch.leave_quiet()
+        # Its optimizer is inside the graph: the call is a step. `Model.train` says so as well, and sees that it is known.
+        if info.trains and not self._scope.cells[:-1] and not session.tracker.pending:
+            session.optimizer_stepped(id(cell))
+        return result
 
     def _before(
         self, cell: Any, info: CellInfo, top: bool, graph: bool, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -86,21 +86,27 @@ class MindSporeValues:
 
     def _tensor(self, tensor: Any) -> TensorValue:
         value = TensorValue(self._head(tensor.dtype, tensor.shape), requires_grad=None)
+        self._read(value, tensor)
+        # Only now: reading waits without the interpreter's lock, and where another thread settles meanwhile (backward
+        # hooks have one of their own) the value would be written without its statistics.
         if self._mode is not SummaryMode.XOR:  # which makes the text itself
             self._fresh.append(value)
+        return value
+
+    def _read(self, value: TensorValue, tensor: Any) -> None:
+        """Statistics and what is saved of a tensor, now or (on a device) later."""
         if self._host is None:
             self._host = runtime.on_host()
         if tensor.has_init or runtime.is_traced():
-            return value  # reading would run an initializer that the program has not run, or break a trace
+            return  # reading would run an initializer that the program has not run, or break a trace
         if not self._host and self._on_device(value, tensor):
-            return value
+            return
         try:
             array = tensor.asnumpy()
         except Exception as error:  # noqa: BLE001 - an operation of the program has failed, and this is where it is said
             self.theirs = error
-            return value
+            return
         self._fill(value, array, self._session.saving)
-        return value
 
     def _on_device(self, value: TensorValue, tensor: Any) -> bool:
         """True where the statistics come later, or the value when it has come home."""

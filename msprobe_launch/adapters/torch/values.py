@@ -178,24 +178,22 @@ class TorchValues:
         return value
 
     def _with_crc32(self, value: TensorValue, data: Tensor | None) -> TensorValue:
-        self._statistics(value, data)
         tail = value.tail
         value.tail = f'{tail}, "md5": null'
-        if data is None or data.is_meta:
-            return value
-        try:
-            data = _dense(data)
-            if data.is_cpu:
-                value.tail = f'{tail}, "md5": {CRC32(data)}'
-            else:
+        if data is not None and not data.is_meta:
+            try:
+                dense = _dense(data)
+                if dense.is_cpu:
+                    value.tail = f'{tail}, "md5": {CRC32(dense)}'
+                else:
 
-                def home(copy: Tensor) -> None:
-                    value.tail = f'{tail}, "md5": {CRC32(copy)}'
+                    def home(copy: Tensor) -> None:
+                        value.tail = f'{tail}, "md5": {CRC32(copy)}'
 
-                self._copies.later(data, home)
-        except (RuntimeError, NotImplementedError, TypeError):
-            pass  # as with statistics
-        return value
+                    self._copies.later(dense, home)
+            except (RuntimeError, NotImplementedError, TypeError):
+                pass  # as with statistics
+        return self._statistics(value, data)
 
     def _xor(self, value: TensorValue, data: Tensor | None) -> TensorValue:
         """No statistics: the checksum alone, as msprobe has it."""
@@ -218,15 +216,19 @@ class TorchValues:
         return value
 
     def _statistics(self, value: TensorValue, data: Tensor | None) -> TensorValue:
+        if data is not None:
+            self._measure(value, data)
+        # Only now: measuring a large one lets other threads in, and the idle flusher would write it as it was.
         self._fresh.append(value)
-        if data is None:
-            return value
+        return value
+
+    def _measure(self, value: TensorValue, data: Tensor) -> None:
         try:
             if data.layout is not _STRIDED or data.is_quantized:
                 data = _dense(data)
             count = data.numel()
             if not count:
-                return value
+                return
             if data.is_cpu:
                 measure = MEASURES.get(data.dtype)
                 if measure is not None:
@@ -235,7 +237,6 @@ class TorchValues:
                 self.deferred.measure(value, data)
         except (RuntimeError, NotImplementedError, TypeError):
             pass  # a tensor that holds no data of its own: type, dtype and shape are the record
-        return value
 
     def _measured_view(self, data: Tensor, measure: Callable[[Tensor], Statistics]) -> Statistics:
         base = data._base
