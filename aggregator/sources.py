@@ -25,7 +25,9 @@ _RESULT = re.compile(
 )
 
 # What the aggregator itself leaves beside compare results: not foreign, not input.
-_OWN = re.compile(r"^(?:summary\.json|inrun-.*\.json|attempt\d+|merged|partitions|aggregate|\..*|multi_ranks_compare_merge_.*)$")
+_OWN = re.compile(
+    r"^(?:summary\.json|inrun-.*\.json|attempt\d+|merged|partitions|aggregate|\..*|multi_ranks_compare_merge_.*)$"
+)
 
 
 @dataclass(frozen=True, slots=True)

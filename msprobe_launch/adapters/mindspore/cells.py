@@ -147,7 +147,7 @@ class CellCalls:
             result = self._original(cell, *args, **kwargs)
         finally:
             switch.leave_quiet()
-        # Its optimizer is inside the graph: the call is a step. `Model.train` says so as well, and sees that it is known.
+        # Its optimizer is inside the graph: the call is a step. `Model.train` says so too, and sees that it is known.
         if info.trains and not self._scope.cells[:-1] and not session.tracker.pending:
             session.optimizer_stepped(id(cell))
         return result

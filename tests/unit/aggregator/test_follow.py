@@ -1,4 +1,4 @@
-"""The comparison beside a running job: what is complete is compared once, and said once. On hand-made run directories."""
+"""The comparison beside a running job: what is complete is compared once, and said once. On hand-made runs."""
 
 from __future__ import annotations
 
