@@ -15,6 +15,14 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What runs MindSpore is marked so."""
+    for item in items:
+        if "mindspore_python" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.mindspore)
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of samples beside the repository, or a skip."""
