@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -131,15 +130,6 @@ def test_a_folder_that_cannot_be_written(shared: Path, run_cli: Run, tmp_path: P
     source.chmod(0o755)
     assert done.returncode == 2
     assert "-o FOLDER" in done.stderr
-
-
-def test_help_is_quick(run_cli: Run) -> None:
-    best = 9.0
-    for _ in range(5):
-        start = time.perf_counter()
-        assert run_cli([*AGGREGATE, "--help"]).returncode == 0
-        best = min(best, time.perf_counter() - start)
-    assert best < 0.3
 
 
 def test_a_closed_pipe_is_no_traceback(messy: Path, tmp_path: Path) -> None:

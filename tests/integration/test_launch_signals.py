@@ -67,11 +67,13 @@ def test_user_signals_are_passed_on_and_a_killed_launcher_leaves_nobody(tmp_path
         assert len(before) == 8  # launcher, guardian, and of each rank: itself, its child, its daemon
         launch.process.send_signal(signal.SIGUSR1)
         assert eventually(lambda: got(tmp_path, 0) == got(tmp_path, 1) == ["SIGUSR1"], 10)
+        events = RunLayout(tmp_path / "run").events
+        # Sent before that line is written, the next one would be told first.
+        assert eventually(lambda: events.exists() and len(events.read_text().splitlines()) == 1, 10)
         # Only rank 0 handles this one; it would end rank 1.
         launch.process.send_signal(signal.SIGUSR2)
         assert eventually(lambda: got(tmp_path, 0) == ["SIGUSR1", "SIGUSR2"], 10)
-        events = RunLayout(tmp_path / "run").events
-        assert eventually(lambda: events.exists() and len(events.read_text().splitlines()) == 2, 10)
+        assert eventually(lambda: len(events.read_text().splitlines()) == 2, 10)
         texts = [json.loads(line)["text"] for line in events.read_text().splitlines()]
         assert texts == [
             "SIGUSR1 passed on to ranks 0-1",

@@ -304,8 +304,8 @@ def main(layout: str, fault: str = "") -> None:
         train(ddp, [(x.chunk(2)[part], y.chunk(2)[part]) for x, y in data])
     else:
         raise SystemExit(f"unknown layout {layout}")
-    # A recorded collective's thread state refers to the recorder's function mode. Where gloo's thread is still about to
-    # drop it while this one destroys the group with the interpreter lock held, neither goes on: give it time.
+    # torch's own trap, with and without a recorder: gloo's thread still wants the interpreter lock to drop a collective
+    # while this one holds it and waits for that thread to end.
     time.sleep(0.5)
     dist.destroy_process_group()
 
