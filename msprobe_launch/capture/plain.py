@@ -143,6 +143,28 @@ class PlainDescriber:
         return None
 
 
+def collect(value: Any, kind: type, found: list[Any], depth: int = 0) -> None:
+    """Add all instances of `kind` in a value to `found`, in order, those in its containers and dataclasses too."""
+    if isinstance(value, kind):
+        found.append(value)
+    elif depth >= MAX_DEPTH:
+        return  # a container that holds itself must end somewhere
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            collect(item, kind, found, depth + 1)
+    elif isinstance(value, dict):
+        for item in value.values():
+            collect(item, kind, found, depth + 1)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for item in fields_of(value):
+            collect(item, kind, found, depth + 1)
+
+
+def fields_of(value: Any) -> list[Any]:
+    """The values of a dataclass object's fields; None for one that is not set."""
+    return [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+
+
 def output_items(result: Any, describe: PlainDescriber) -> list[Value]:
     """A call's result as the list that the field's files have: a tuple or list is spread, anything else is item 0."""
     if isinstance(result, (tuple, list)):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from msprobe_launch.adapters.mindspore.quiet import Switch
 from msprobe_launch.adapters.mindspore.runtime import Tensor, add_gradients
-from msprobe_launch.capture.plain import MAX_DEPTH
+from msprobe_launch.capture.plain import MAX_DEPTH, collect
 from msprobe_launch.records.model import CallRecord, OpRef, Value
 
 if TYPE_CHECKING:
@@ -70,19 +70,6 @@ def _collect_edges(values: Any, found: Inputs, depth: int) -> None:
             _collect_edges(value, found, depth + 1)
         elif isinstance(value, dict):
             _collect_edges(value.values(), found, depth + 1)
-
-
-def _collect_outputs(value: Any, found: list[Any], depth: int = 0) -> None:
-    if isinstance(value, Tensor):
-        found.append(value)
-    elif depth >= MAX_DEPTH:
-        return
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _collect_outputs(item, found, depth + 1)
-    elif isinstance(value, dict):
-        for item in value.values():
-            _collect_outputs(item, found, depth + 1)
 
 
 class OpenBackward:
@@ -177,7 +164,7 @@ class BackwardWatch:
     def watch(self, op: OpRef, parent: OpRef | None, inputs: Inputs, result: Any) -> None:
         """Arrange for the backward record of a call that has just returned `result`."""
         outputs: list[Any] = []
-        _collect_outputs(result, outputs)
+        collect(result, Tensor, outputs)
         edges: dict[Key, int] = {}
         for index, edge in enumerate(inputs.edges):
             if edge is not None:

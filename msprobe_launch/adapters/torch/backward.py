@@ -11,7 +11,7 @@ Source of the method and of its equality with full-backward hooks: docs/capture.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +20,7 @@ from torch._C import DisableTorchFunction
 from torch.nn import Parameter
 
 from msprobe_launch.adapters.torch.quiet import Quiet
-from msprobe_launch.capture.plain import MAX_DEPTH
+from msprobe_launch.capture.plain import MAX_DEPTH, collect, fields_of
 from msprobe_launch.records.model import CallRecord, OpRef, Value
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _collect_edges(values: Any, edges: list[Edge | None], depth: int = 0) -> Non
         elif isinstance(value, dict):
             _collect_edges(value.values(), edges, depth + 1)
         elif is_dataclass(value) and not isinstance(value, type):
-            _collect_edges(_fields_of(value), edges, depth + 1)
+            _collect_edges(fields_of(value), edges, depth + 1)
 
 
 def _edge_of_subclass(tensor: Tensor) -> Edge | None:
@@ -104,26 +104,6 @@ def _source(tensor: Tensor) -> tuple[Any, int]:
         return tensor.grad_fn, tensor.output_nr
     with DisableTorchFunction():
         return tensor.grad_fn, tensor.output_nr
-
-
-def _collect_outputs(value: Any, found: list[Tensor], depth: int = 0) -> None:
-    if isinstance(value, Tensor):
-        found.append(value)
-    elif depth >= MAX_DEPTH:
-        return
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _collect_outputs(item, found, depth + 1)
-    elif isinstance(value, dict):
-        for item in value.values():
-            _collect_outputs(item, found, depth + 1)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for item in _fields_of(value):
-            _collect_outputs(item, found, depth + 1)
-
-
-def _fields_of(value: Any) -> list[Any]:
-    return [getattr(value, field.name, None) for field in fields(value)]
 
 
 class OpenBackward:
@@ -276,7 +256,7 @@ def _made_since(sequence: int, result: Any) -> Any:
     if type(result) is Tensor:
         outputs.append(result)
     else:
-        _collect_outputs(result, outputs)
+        collect(result, Tensor, outputs)
     for tensor in outputs:
         node, _ = _source(tensor)
         if node is not None and sequence <= node._sequence_nr() < _LEAF_SEQUENCE:
@@ -306,7 +286,7 @@ class BackwardWatch:
         if type(result) is Tensor:
             outputs.append(result)
         else:
-            _collect_outputs(result, outputs)
+            collect(result, Tensor, outputs)
         single = len(outputs) == 1
         if single and self._encloses_latest(op, parent, inputs, outputs[0]):
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -46,3 +47,6 @@ def test_a_console_that_nobody_reads_stops_nobody(tmp_path: Path, monkeypatch: p
     with os.fdopen(write, "w") as out:
         monkeypatch.setattr("sys.stdout", out)
         ConsoleTail({log: ""}).close()
+    # An exception of its thread would be an error of this test; what it could not show is in the log still.
+    assert not any(thread.name == "msprobe-console" for thread in threading.enumerate())
+    assert log.read_text() == "line\n"
