@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aggregator import native
-from aggregator.values import CHUNK, PIECE, Elements, UnreadableValues, Values, open_values
+from aggregator.values import CHUNK, PIECE_BYTES, Elements, UnreadableValues, Values, open_values
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -176,7 +176,8 @@ class _Sums:
 
     def _add_plain(self, kernel: native.Kernel, target: Values, bench: Values) -> bool:
         """Add elements that lie in memory as the compiled pass reads them."""
-        for t, b in zip(target.pieces(PIECE), bench.pieces(PIECE), strict=True):
+        length = PIECE_BYTES // target.array.itemsize
+        for t, b in zip(target.pieces(length), bench.pieces(length), strict=True):
             part = kernel(t.ctypes.data, b.ctypes.data, len(t))
             if part is not None:
                 self._add_part(part)
