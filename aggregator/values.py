@@ -36,8 +36,8 @@ CHUNK = 1 << 13
 OpenBLAS takes products of up to 10,000 elements without waking its threads, which would cost ten times the work."""
 
 PIECE_BYTES = 1 << 19
-"""What the compiled pass takes of each side at a time: both fit into a core's second cache, which reads equal ones twice,
-and to call it costs little beside."""
+"""What the compiled pass takes of each side at a time: both fit into a core's second cache, since equal ones are read
+twice, and to call it costs little beside."""
 
 _KEPT_BYTES = 8 << 20  # mapped pages that may stay resident behind the reader
 

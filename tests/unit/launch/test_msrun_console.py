@@ -15,8 +15,19 @@ from msprobe_launch.launch.console import ConsoleTail
 def test_lines_come_whole_in_order_and_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A file of our own: what is written while capfd empties its file is lost.
     shown_to = tmp_path / "console"
-    monkeypatch.setattr("sys.stdout", shown_to.open("w"))
-    logs = [tmp_path / name for name in ("a", "b")]
+    with shown_to.open("w") as out:
+        monkeypatch.setattr("sys.stdout", out)
+        _write_and_look(tmp_path, shown_to)
+    shown = shown_to.read_text(errors="replace")
+    of_first = [line for line in shown.splitlines() if line.startswith("[a]")]
+    assert of_first == ["[a]: one", "[a]: two", "[a]: 50%"]
+    of_second = [line for line in shown.splitlines() if line.startswith("[b]")]
+    assert of_second[:2] == ["[b]: ein", f"[b]: {'z' * 200_000}"]
+    assert len(of_second) == 3
+
+
+def _write_and_look(folder: Path, shown_to: Path) -> None:
+    logs = [folder / name for name in ("a", "b")]
     for log in logs:
         log.touch()
     tail = ConsoleTail({log: f"[{log.name}]: " for log in logs})
@@ -33,12 +44,6 @@ def test_lines_come_whole_in_order_and_at_once(tmp_path: Path, monkeypatch: pyte
     tail.close()
     with logs[0].open("ab", buffering=0) as first:
         first.write(b"nobody reads this")
-    shown = shown_to.read_text(errors="replace")
-    of_first = [line for line in shown.splitlines() if line.startswith("[a]")]
-    assert of_first == ["[a]: one", "[a]: two", "[a]: 50%"]
-    of_second = [line for line in shown.splitlines() if line.startswith("[b]")]
-    assert of_second[:2] == ["[b]: ein", f"[b]: {'z' * 200_000}"]
-    assert len(of_second) == 3
 
 
 def test_a_console_that_nobody_reads_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
