@@ -166,7 +166,7 @@ def test_the_compiled_pass_says_what_numpy_says(kind, monkeypatch):
     b = (rng.standard_normal(3 * piece + 77) * 10.0 ** rng.integers(-6, 4, 3 * piece + 77)).astype(dtype)
     b[::7] = 0.0
     t = b.copy()
-    t[piece :] *= dtype(1.002) if kind != "bfloat16" else dtype(1.02)
+    t[piece:] *= dtype(1.002) if kind != "bfloat16" else dtype(1.02)
     t[piece + 7 :: 700] = 2.5
     t[piece + 14] = 1e-7
     pairs = [(t, b), (b, b)]
