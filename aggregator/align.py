@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aggregator.divergence import canonical_dtype
+from aggregator.dtypes import canonical_dtype
 from aggregator.items import ROLES
 from msprobe_launch.records.names import ItemName, OpName, Phase, Role
 

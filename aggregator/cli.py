@@ -268,8 +268,9 @@ def _run(options: argparse.Namespace) -> int:
     from aggregator import mapping, match, merge_config, pipeline, pool
     from aggregator.report import summary
     from aggregator.report.table import Format
+    from aggregator.request import Request
 
-    request = pipeline.Request(
+    request = Request(
         inputs=tuple(options.dirs),
         time=datetime.now().strftime("%Y%m%d%H%M%S"),
         bench=tuple(options.bench),

@@ -15,7 +15,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from aggregator import columns, divergence, lonely, match, metrics, noise, placement, read, sheet, stored, verdict
+from aggregator import (
+    columns,
+    divergence,
+    dtypes,
+    lonely,
+    match,
+    metrics,
+    noise,
+    placement,
+    read,
+    sheet,
+    stored,
+    verdict,
+)
 from aggregator.columns import BENCH_STATISTICS, DIFFERENCES, NPU_STATISTICS, RELATIVE_ERRORS, TEXT_SUFFIX, Mode
 from aggregator.items import NO_CHECKSUM
 from aggregator.model import RankComparison, RankFailure
@@ -548,12 +561,12 @@ def comparable(dtype: str, other: str) -> bool:
         return True
     if dtype in _TORCH_FLOATS | _MINDSPORE_FLOATS and other in _TORCH_FLOATS | _MINDSPORE_FLOATS:
         return (dtype in _TORCH_FLOATS) == (other in _TORCH_FLOATS) or (
-            divergence.canonical_dtype(dtype) == divergence.canonical_dtype(other)
+            dtypes.canonical_dtype(dtype) == dtypes.canonical_dtype(other)
         )
     if "N/A" in (dtype, other):
         return False
     both_tensors = not dtype.startswith("<") and not other.startswith("<")
-    return both_tensors and divergence.same_dtype(dtype, other)
+    return both_tensors and dtypes.same_dtype(dtype, other)
 
 
 # -- dictionary-encoded columns of two tables

@@ -40,9 +40,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from aggregator import columns, divergence, verdict
+from aggregator import columns, divergence, partition, verdict
 from aggregator.columns import Mode
-from aggregator.divergence import EXCESS, SIGNIFICAND_BITS, Limits, canonical_dtype
+from aggregator.divergence import EXCESS, Limits
+from aggregator.dtypes import SIGNIFICAND_BITS, canonical_dtype
 from aggregator.thresholds import CONFIDENCE, DEFAULT, SPREAD_FACTOR, OpThreshold, Thresholds
 from msprobe_launch.records.names import OpName, Phase
 
@@ -172,7 +173,7 @@ def _dimensions(shape: str) -> tuple[int, ...]:
 
 def reduction_lengths(table: pa.Table) -> tuple[Numbers, npt.NDArray[np.int64], list[str]]:
     """(length of each op's sums, 0 for an op that rounds nothing; the op of each row; names of ops)."""
-    ops = divergence._texts(table, "op")
+    ops = partition.texts(table, "op")
     shapes = _shapes(table, ops.codes, len(ops.texts))
     parents = set(table["parent"].drop_null().unique().to_pylist()) if "parent" in table.column_names else set()
     out = np.ones(len(ops.texts))
@@ -209,14 +210,14 @@ def _length(op: _Op, of: _Shapes, place: int, has_children: bool) -> float:
 
 
 def _shapes(table: pa.Table, op: npt.NDArray[np.int64], count: int) -> _Shapes:
-    texts = divergence._texts(table, "NPU Tensor Shape")
+    texts = partition.texts(table, "NPU Tensor Shape")
     every = [_dimensions(text) for text in texts.texts]
     elements = np.array([*(math.prod(shape) for shape in every), 0], float)[texts.codes]
     last = np.array([*(shape[-1] if shape else 1 for shape in every), 1], float)[texts.codes]
     first = np.array([*(shape[0] if shape else 1 for shape in every), 1], float)[texts.codes]
     second = np.array([*(shape[1] if len(shape) > 1 else 1 for shape in every), 1], float)[texts.codes]
     longest = np.array([*(max(shape, default=1) for shape in every), 1], float)[texts.codes]
-    role = divergence._texts(table, "role")
+    role = partition.texts(table, "role")
     floating = _is_floating(table) & (elements > 0)
     coming_in = floating & role.among(lambda text: text in ("input", "parameters"))
     going_out = floating & role.among(lambda text: text == "output")
@@ -260,7 +261,7 @@ def roundoff(dtype: str) -> float:
 
 
 def _is_floating(table: pa.Table) -> npt.NDArray[np.bool_]:
-    return divergence._texts(table, "NPU Dtype").of(roundoff, 0.0) > 0.0
+    return partition.texts(table, "NPU Dtype").of(roundoff, 0.0) > 0.0
 
 
 def limits(table: pa.Table, step: int | None, thresholds: Thresholds = DEFAULT) -> Limits:
@@ -268,7 +269,7 @@ def limits(table: pa.Table, step: int | None, thresholds: Thresholds = DEFAULT) 
     lengths, op, names = reduction_lengths(table)
     count = len(names)
     set_for = [thresholds.of(name) for name in names]
-    own = divergence._texts(table, "NPU Dtype").of(roundoff, 0.0)
+    own = partition.texts(table, "NPU Dtype").of(roundoff, 0.0)
     stored = _largest(op, own, own > 0.0, count)
     backward = np.array([*(_op_of(name).backward for name in names)], bool)
     for place, entry in enumerate(set_for):
@@ -291,7 +292,7 @@ def limits(table: pa.Table, step: int | None, thresholds: Thresholds = DEFAULT) 
 
     fixed = _plain(table)
     allowed[fixed] = divergence.WIDE_MULTIPLE * single
-    kept = divergence._texts(table, "role").among(lambda text: text == "parameters") & ~fixed
+    kept = partition.texts(table, "role").among(lambda text: text == "parameters") & ~fixed
     if not step:
         allowed[kept] = np.sqrt(_before(own[kept] ** 2)) * thresholds.confidence / 2.0
     allowed[~_is_floating(table) & ~fixed] = divergence.WIDE_MULTIPLE * single
@@ -309,7 +310,7 @@ def _before(squares: Numbers) -> Numbers:
 
 
 def _plain(table: pa.Table) -> npt.NDArray[np.bool_]:
-    return divergence._texts(table, "NPU Dtype").among(lambda text: text.startswith("<class") or text == "float")
+    return partition.texts(table, "NPU Dtype").among(lambda text: text.startswith("<class") or text == "float")
 
 
 def _set(entry: OpThreshold, allowed: Numbers) -> Numbers:
@@ -323,10 +324,10 @@ def _input_floor(table: pa.Table, op: npt.NDArray[np.int64], count: int, step: i
     out = np.zeros(len(op))
     if not step:
         return out
-    role = divergence._texts(table, "role")
-    backward = divergence._gradients(table).backward
+    role = partition.texts(table, "role")
+    backward = partition.gradients(table).backward
     rows = role.among(lambda text: text in ("input", "parameters")) & ~backward & _is_floating(table)
-    size = divergence.largest_values(table)
+    size = partition.largest_values(table)
     out[rows] = (_largest(op, size, rows, count) * INPUT_FLOOR)[op[rows]]
     return out
 
@@ -364,7 +365,7 @@ def judged(
 
 
 def _ignoring(table: pa.Table, values: Numbers, thresholds: Thresholds) -> Numbers:
-    ops = divergence._texts(table, "op")
+    ops = partition.texts(table, "op")
 
     def ignored(text: str) -> bool:
         entry = thresholds.of(text)
@@ -379,7 +380,7 @@ def within_spread(table: pa.Table, values: Numbers, spread: pa.Table, factor: fl
     An item's excess is divided by `factor` times the largest excess that the trusted runs have in the same op, where
     that is more than 1. Where they differ beyond all measure (another value, NaN on one side), nothing is judged.
     """
-    ops = divergence._texts(spread, "op")
+    ops = partition.texts(spread, "op")
     between = np.nan_to_num(spread[EXCESS].to_numpy(), nan=0.0, posinf=math.inf)
     by_op = np.zeros(len(ops.texts) + 1)
     np.maximum.at(by_op, ops.codes, between)
@@ -408,19 +409,19 @@ def _faults(table: pa.Table, mode: Mode, values: Numbers) -> npt.NDArray[np.int6
     if not table.num_rows:
         return faults
     over = np.nan_to_num(values, nan=0.0, posinf=math.inf) > 1.0
-    ops, role = divergence._texts(table, "op"), divergence._texts(table, "role")
+    ops, role = partition.texts(table, "op"), partition.texts(table, "role")
     output = role.among(lambda text: text in ("output", "parameters_grad"))
     given = np.zeros(len(ops.texts) + 1, bool)
     np.logical_or.at(given, ops.codes[~output], over[~output])
     made_here = output & ~given[ops.codes]
     same = {
-        name: np.equal(*divergence._same_codes(
-            divergence._texts(table, f"NPU {name}"), divergence._texts(table, f"Bench {name}"),
+        name: np.equal(*partition.same_codes(
+            partition.texts(table, f"NPU {name}"), partition.texts(table, f"Bench {name}"),
             canonical_dtype if name == "Dtype" else str,
         ))
         for name in ("Dtype", "Tensor Shape", "Requires_grad")
     }  # fmt: skip
-    matched = divergence._matched(table)
+    matched = partition.matched(table)
     known = matched & ~np.isnan(values)
     faults[known & over & ~same["Dtype"]] |= Fault.DTYPE
     faults[known & over & ~same["Tensor Shape"]] |= Fault.SHAPE
@@ -430,7 +431,7 @@ def _faults(table: pa.Table, mode: Mode, values: Numbers) -> npt.NDArray[np.int6
     if mode is Mode.MD5:
         faults[certain & matched] |= Fault.CHECKSUM
         return faults
-    odd = divergence.not_finite(table) if mode is not Mode.STRUCTURE else np.zeros(len(over), bool)
+    odd = partition.not_finite(table) if mode is not Mode.STRUCTURE else np.zeros(len(over), bool)
     scalar = _plain(table)
     faults[certain & odd] |= Fault.NON_FINITE
     faults[certain & ~odd & scalar] |= Fault.SCALAR

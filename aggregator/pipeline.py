@@ -6,12 +6,10 @@ anything is concluded from them, so that the order in which they arrive does not
 
 from __future__ import annotations
 
-import errno
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,13 +21,13 @@ from aggregator import (
     alone,
     compare,
     divergence,
-    match,
     merge,
     merge_config,
-    noise,
+    places,
     pool,
     read,
     results,
+    selection,
     sources,
     verdict,
 )
@@ -44,34 +42,10 @@ from aggregator.merge_config import MergeConfig
 from aggregator.model import Divergence, RankComparison, RankFailure, rank_order
 from aggregator.report.base import Report, Task
 from aggregator.report.table import Format, write_merged
+from aggregator.request import Request
 from aggregator.sources import LeftOut, ResultSet, Run
-from msprobe_launch.errors import NothingUsable, RunDirectoryError, UnreadableInput, UsageError
-from msprobe_launch.records.layout import RankFolder, step_number
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a person asked for. Empty `steps` and `ranks` mean all; `time` is the name of the output folder.
-
-    `policy` None judges by msprobe's rules and the tolerances of `divergence`. `layout` (a file, or
-    `layouts.plan.AUTO`) puts ranks together before they are compared; None compares rank by rank.
-    """
-
-    inputs: tuple[Path, ...]
-    time: str
-    bench: tuple[Path, ...] = ()
-    output: Path | None = None
-    config: MergeConfig = field(default_factory=MergeConfig)
-    tolerance: float | None = None
-    matching: match.Options = match.PLAIN
-    attempt: int | None = None
-    steps: frozenset[int] = frozenset()
-    ranks: frozenset[int] = frozenset()
-    formats: frozenset[Format] = frozenset(Format)
-    allow_missing: bool = False
-    policy: noise.Policy | None = None
-    layout: Path | str | None = None
-
+from msprobe_launch.errors import UnreadableInput, UsageError
+from msprobe_launch.records.layout import RankFolder
 
 Executors = Callable[[int, int], Executor]
 """(number of jobs, bytes that the largest adds to a bare worker) -> an executor for them, used in a `with`."""
@@ -89,52 +63,21 @@ def aggregate(request: Request, executors: Executors) -> Report:
             raise UsageError(
                 f"--verdict noise works on dumps; {found.roots[0]} holds compare results, whose Result stays as it is"
             )
-        found = _selected_results(request, found)
+        found = selection.result_files(request, found)
         with executors(len(found.files), _largest(found.files)) as executor:
             return _from_results(request, found, executor)
-    run = _selected_dumps(request, found)
-    bench = request.bench or _bench_of(run)
-    trusted = _trusted(bench, request.policy)
-    _check_layout(request, trusted)
+    run = selection.dumps(request, found)
+    bench = request.bench or selection.bench_of(run)
+    trusted = selection.trusted_runs(bench, request.policy)
+    selection.check_layout(request, trusted)
     if request.policy is not None and not trusted:
         raise UsageError("--verdict noise judges a comparison, and there is no bench", hint="Name it: --bench RUN_DIR")
     with executors(len(run.dumps), _largest(run.dumps)) as executor:
         if not trusted:
             return _from_run(request, run, executor)
         if request.layout is not None:
-            return _from_layout(request, run, trusted, bench, executor)
+            return _from_layout(request, request.layout, run, trusted[0], bench, executor)
         return _from_pairs(request, run, trusted, bench, executor)
-
-
-def _trusted(paths: Sequence[Path], policy: noise.Policy | None) -> list[Run]:
-    """The bench, and a second one where the paths hold the same ranks twice. Raises UsageError.
-
-    Paths that hold other ranks (one run directory per node) are one run together.
-    """
-    if policy is None or len(paths) < 2:
-        try:
-            return [sources.find_run(paths)] if paths else []
-        except UsageError as error:
-            if " is both in " not in error.what:
-                raise
-            raise UsageError(
-                error.what, hint="Two trusted runs are for --verdict noise, which takes what they differ by for noise."
-            ) from error
-    groups: list[list[Path]] = []
-    held: list[set[tuple[int | None, int | None]]] = []
-    for path in paths:
-        own = {(dump.step, dump.rank) for dump in sources.find_run((path,)).dumps}
-        if any(path.resolve() == other.resolve() for group in groups for other in group):
-            raise UsageError(f"--bench {path} is given twice", hint="Name another run, or leave it out.")
-        place = next((i for i, there in enumerate(held) if not own & there), len(groups))
-        if place == len(groups):
-            groups.append([])
-            held.append(set())
-        groups[place].append(path)
-        held[place] |= own
-    if len(groups) > 2:
-        raise UsageError(f"--bench names {len(groups)} runs of the same ranks; two are used", hint="Leave out one.")
-    return [sources.find_run(group) for group in groups]
 
 
 def _largest(inputs: Sequence[sources.ResultFile] | Sequence[sources.RankDump]) -> int:
@@ -155,9 +98,9 @@ def _largest(inputs: Sequence[sources.ResultFile] | Sequence[sources.RankDump]) 
 
 
 def _from_results(request: Request, found: ResultSet, executor: Executor) -> Report:
-    output = _make_output(request, found.roots[0])
+    output = places.make(request, found.roots[0])
     jobs = [
-        partial(results.load, file, _partition(output, file.step, file.rank), tolerance=request.tolerance)
+        partial(results.load, file, places.partition(output, file.step, file.rank), tolerance=request.tolerance)
         for file in found.files
     ]
     compared, failures = _sorted(pool.run(executor, jobs), RankComparison)
@@ -180,35 +123,92 @@ def _from_pairs(
     request: Request, run: Run, trusted: Sequence[Run], bench_paths: tuple[Path, ...], executor: Executor
 ) -> Report:
     """`trusted` is the bench, and perhaps a second trusted run."""
-    output = _make_output(request, run.roots[0])
-    bench = trusted[0]
-    pairs, unpaired, notes = sources.pair(run, bench)
+    output = places.make(request, run.roots[0])
+    pairs, unpaired, notes = sources.pair(run, trusted[0])
     second = {} if len(trusted) < 2 else {(p.step, p.rank): p.bench for p in sources.pair(run, trusted[1])[0]}
     if alone_in := [p for p in pairs if len(trusted) > 1 and (p.step, p.rank) not in second]:
         notes += (f"{len(alone_in)} ranks of steps are not in the second trusted run and are judged without it",)
     filled, empty = _without_empty(run, pairs)
-    # csv is what the field's compare writes by default; xlsx costs tenfold, so only where no csv is wanted.
-    kind = "xlsx" if Format.XLSX in request.formats and Format.CSV not in request.formats else "csv"
     jobs = [
         partial(
             compare.compare_rank,
             pair.target,
             pair.bench,
-            step=pair.step,
-            rank=pair.rank,
-            partition=_partition(output, pair.step, pair.rank),
-            results=_step_folder(output, pair.step),
-            time=request.time,
-            formats=(kind,),
-            tolerance=request.tolerance,
-            matching=request.matching,
-            policy=request.policy,
             second=second.get((pair.step, pair.rank)),
+            **_how(request, output, pair.step, pair.rank),
         )
         for pair in filled
     ]
-    compared, failures = _sorted([*pool.run(executor, jobs), *unpaired, *empty], RankComparison)
-    _check_room(failures, output)
+    return _of_dumps(
+        request,
+        run,
+        trusted[0],
+        bench_paths,
+        executor,
+        output,
+        [*pool.run(executor, jobs), *unpaired, *empty],
+        missing=attendance.missing(run, request.ranks),
+        expected=attendance.expected(run),
+        notes=notes,
+    )
+
+
+def _from_layout(
+    request: Request, layout: Path | str, run: Run, bench: Run, bench_paths: tuple[Path, ...], executor: Executor
+) -> Report:
+    """As `_from_pairs`, ranks of either side put together first."""
+    planned = layout_plan.plan(run, bench, layout)
+    output = places.make(request, run.roots[0])
+    jobs = [
+        partial(layout_compare.compare_unit, entry.unit, **_how(request, output, entry.step, entry.rank))
+        for entry in planned.planned
+    ]
+    return _of_dumps(
+        request,
+        run,
+        bench,
+        bench_paths,
+        executor,
+        output,
+        [*pool.run(executor, jobs), *planned.failures],
+        missing=(),
+        expected=planned.expected,
+        notes=planned.notes,
+    )
+
+
+def _how(request: Request, output: Path, step: int | None, rank: int | None) -> dict[str, Any]:
+    """What every comparison of dumps is told."""
+    return {
+        "step": step,
+        "rank": rank,
+        "partition": places.partition(output, step, rank),
+        "results": places.step_folder(output, step),
+        "time": request.time,
+        # csv is what the field's compare writes by default; xlsx costs tenfold, so only where no csv is wanted.
+        "formats": ("xlsx" if Format.XLSX in request.formats and Format.CSV not in request.formats else "csv",),
+        "tolerance": request.tolerance,
+        "matching": request.matching,
+        "policy": request.policy,
+    }
+
+
+def _of_dumps(
+    request: Request,
+    run: Run,
+    bench: Run,
+    bench_paths: tuple[Path, ...],
+    executor: Executor,
+    output: Path,
+    arrived: Iterable[Any],
+    *,
+    missing: tuple[MissingRank, ...],
+    expected: int | None,
+    notes: tuple[str, ...],
+) -> Report:
+    """The report of comparisons and failures that have arrived."""
+    compared, failures = _sorted(arrived, RankComparison)
+    places.check_room(failures, output)
     return _compared_report(
         request,
         Task.COMPARED,
@@ -216,75 +216,20 @@ def _from_pairs(
         compared,
         failures,
         executor,
-        missing=attendance.missing(run, request.ranks),
+        missing=missing,
         missing_steps=attendance.missing_steps(run, request.steps),
-        expected=attendance.expected(run),
+        expected=expected,
         bench=bench_paths,
         notes=run.notes + tuple(f"bench: {note}" for note in bench.notes) + notes,
         rank_notes=attendance.roster_notes(run),
     )
 
 
-def _check_layout(request: Request, trusted: Sequence[Run]) -> None:
-    """Raises UsageError where ranks cannot be put together as asked."""
-    if request.layout is None:
-        return
-    if not trusted:
-        raise UsageError("--layout puts ranks together for a comparison, and there is no bench", hint="--bench RUN_DIR")
-    if len(trusted) > 1:
-        raise UsageError("--layout takes one trusted run; --bench names two", hint="Leave out one.")
-    if request.ranks:
-        raise UsageError("--layout needs all ranks of a group; --ranks leaves some out", hint="Leave out --ranks.")
-
-
-def _from_layout(
-    request: Request, run: Run, trusted: Sequence[Run], bench_paths: tuple[Path, ...], executor: Executor
-) -> Report:
-    """As `_from_pairs`, ranks of either side put together first."""
-    if request.layout is None:
-        raise ValueError("no layout")
-    planned = layout_plan.plan(run, trusted[0], request.layout)
-    output = _make_output(request, run.roots[0])
-    kind = "xlsx" if Format.XLSX in request.formats and Format.CSV not in request.formats else "csv"
-    jobs = [
-        partial(
-            layout_compare.compare_unit,
-            entry.unit,
-            step=entry.step,
-            rank=entry.rank,
-            partition=_partition(output, entry.step, entry.rank),
-            results=_step_folder(output, entry.step),
-            time=request.time,
-            formats=(kind,),
-            tolerance=request.tolerance,
-            matching=request.matching,
-            policy=request.policy,
-        )
-        for entry in planned.planned
-    ]
-    compared, failures = _sorted([*pool.run(executor, jobs), *planned.failures], RankComparison)
-    _check_room(failures, output)
-    return _compared_report(
-        request,
-        Task.COMPARED,
-        output,
-        compared,
-        failures,
-        executor,
-        missing=(),
-        missing_steps=attendance.missing_steps(run, request.steps),
-        expected=planned.expected,
-        bench=bench_paths,
-        notes=run.notes + tuple(f"bench: {note}" for note in trusted[0].notes) + planned.notes,
-        rank_notes=attendance.roster_notes(run),
-    )
-
-
 def _from_run(request: Request, run: Run, executor: Executor) -> Report:
-    output = _make_output(request, run.roots[0])
-    jobs = [partial(alone.describe, dump, _partition(output, dump.step, dump.rank)) for dump in run.dumps]
+    output = places.make(request, run.roots[0])
+    jobs = [partial(alone.describe, dump, places.partition(output, dump.step, dump.rank)) for dump in run.dumps]
     described, failures = _sorted(_empty_as_failures(run, pool.run(executor, jobs)), RankStatistics)
-    _check_room(failures, output)
+    places.check_room(failures, output)
     notes = list(run.notes)
     files: list[Path] = []
     differing: list[opsets.OpDifference] = []
@@ -293,7 +238,7 @@ def _from_run(request: Request, run: Run, executor: Executor) -> Report:
         differing += opsets.differences(step, [(entry.rank, entry.partition) for entry in group])
     chosen = [(step, group, _alone_metrics(request.config, group)) for step, group in _by_step(described)]
     merging = [
-        partial(_merge_step, Mode.STATISTICS, _tables(group), metrics, request.config, _step_folder(output, step),
+        partial(_merge_step, Mode.STATISTICS, _tables(group), metrics, request.config, places.step_folder(output, step),
                 request.time, request.formats)
         for step, group, metrics in chosen
         if metrics
@@ -352,7 +297,7 @@ def _compared_report(
     """Merge every step of what was compared, and conclude."""
     mode, compared, odd = _of_one_mode(compared)
     merging = [
-        partial(_merge_step, mode, _tables(group), metrics, request.config, _step_folder(output, step),
+        partial(_merge_step, mode, _tables(group), metrics, request.config, places.step_folder(output, step),
                 request.time, formats)
         for step, group in _by_step(compared)
         for metrics in (merge_config.chosen(request.config, mode),)
@@ -372,7 +317,7 @@ def _compared_report(
     if opposite_of.both_nan:
         are = "item is" if opposite_of.both_nan == 1 else "items are"
         said.append(f"{opposite_of.both_nan:,} {are} NaN on both sides, which counts as equal")
-    own_files = [path for step, _ in _by_step(compared) for path in _result_files(output, step, task)]
+    own_files = [path for step, _ in _by_step(compared) for path in places.result_files(output, step, task)]
     return Report(
         task=task,
         inputs=request.inputs,
@@ -471,7 +416,7 @@ def _merge_step(
     try:
         return MergedFiles(write_merged(plan, metrics, folder, time, formats), plan.notes)
     except OSError as error:
-        raise _cannot_write(error, folder) from error
+        raise places.cannot_write(error, folder) from error
 
 
 def _merged(executor: Executor, jobs: Sequence[Callable[[], MergedFiles]]) -> list[MergedFiles]:
@@ -501,151 +446,7 @@ def divergence_at(comparison: RankComparison, row: int) -> Divergence | None:
     return divergence.first(table, comparison.mode, step=comparison.step, rank=comparison.rank)
 
 
-# -- where things go
-
-
-def _make_output(request: Request, root: Path) -> Path:
-    """The output folder, made. Raises RunDirectoryError with the next command where it cannot be written."""
-    base = root if root.is_dir() else root.parent
-    if request.output is not None:
-        _check_empty(request.output)
-    output = request.output or _fresh(base / "aggregate" / request.time)
-    try:
-        str(output.absolute()).encode()
-    except UnicodeEncodeError:
-        shown = str(output).encode("utf-8", "backslashreplace").decode()
-        raise RunDirectoryError(
-            f"{shown} is no UTF-8, which tables cannot be written to", hint="Write elsewhere with -o FOLDER."
-        ) from None
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        probe = output / f".write-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        given = " ".join(str(path) for path in request.inputs)
-        raise RunDirectoryError(
-            f"{output} cannot be written: {error.strerror}",
-            hint=f"Write elsewhere: msprobe-aggregate {given} -o FOLDER",
-        ) from error
-    return output
-
-
-def _check_empty(folder: Path) -> None:
-    """Raises UsageError where a report would be mixed with what lies there already."""
-    try:
-        there = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
-    except OSError:
-        return  # not there yet, or told by who makes it
-    if not there:
-        return
-    a_step = any(step_number(Path(name)) is not None for name in there)
-    if "manifest.json" in there or (a_step and "summary.json" not in there):
-        what = "is a run directory"
-    elif "summary.json" in there:
-        what = "holds a report already"
-    else:
-        what = f"is not empty ({len(there)} entries, such as {there[0]})"
-    raise UsageError(
-        f"-o {folder} {what}; a report goes into a folder of its own",
-        hint=f"Name a new one, such as -o {folder}/report, or leave out -o to write to DIR/aggregate/<time>.",
-    )
-
-
-def _fresh(folder: Path) -> Path:
-    """The folder, with a number behind it where an aggregation of the same second has it already."""
-    number, found = 2, folder
-    while found.exists():
-        found = folder.with_name(f"{folder.name}-{number}")
-        number += 1
-    return found
-
-
-def _check_room(failures: Iterable[RankFailure], output: Path) -> None:
-    """Raises RunDirectoryError where a rank's table found no room: that is no fault of the input."""
-    for number in (errno.ENOSPC, errno.EDQUOT):
-        if any(os.strerror(number) in entry.reason for entry in failures):
-            raise _cannot_write(OSError(number, os.strerror(number)), output)
-
-
-def _cannot_write(error: OSError, folder: Path) -> RunDirectoryError:
-    return RunDirectoryError(
-        f"{error.filename or folder} cannot be written: {error.strerror or error}",
-        hint="Write elsewhere with -o FOLDER.",
-    )
-
-
-def _step_folder(output: Path, step: int | None) -> Path:
-    return output if step is None else output / f"step{step}"
-
-
-def _partition(output: Path, step: int | None, rank: int | None) -> Path:
-    name = "rank.parquet" if rank is None else f"rank{rank}.parquet"
-    return _step_folder(output / "partitions", step) / name
-
-
-def _result_files(output: Path, step: int | None, task: Task) -> list[Path]:
-    if task is not Task.COMPARED:
-        return []
-    return sorted(_step_folder(output, step).glob("compare_result*"), key=lambda path: (len(path.name), path.name))
-
-
-# -- selecting
-
-
-def _bench_of(run: Run) -> tuple[Path, ...]:
-    """The bench that the manifest remembers, () for none. Raises RunDirectoryError where it is gone."""
-    if run.manifest is None or not run.manifest.bench:
-        return ()
-    remembered = Path(run.manifest.bench)
-    for candidate in (remembered, run.roots[0].parent / remembered):
-        if candidate.exists():
-            return (candidate,)
-    raise RunDirectoryError(
-        f"the bench that {run.roots[0]} was recorded against is not there: {remembered}",
-        hint=f"Name it: msprobe-aggregate {run.roots[0]} --bench RUN_DIR",
-    )
-
-
-def _selected_dumps(request: Request, run: Run) -> Run:
-    import dataclasses
-
-    steps = {dump.step for dump in run.dumps if dump.step is not None}
-    _check_asked("steps", request.steps, steps)
-    _check_asked("ranks", request.ranks, {d.rank for d in run.dumps} | {mark.rank for mark in run.marks})
-    dumps = tuple(
-        dump
-        for dump in run.dumps
-        if (not request.steps or dump.step in request.steps) and (not request.ranks or dump.rank in request.ranks)
-    )
-    if not dumps:
-        raise NothingUsable("no step and rank of the run is left after --steps and --ranks")
-    return dataclasses.replace(run, dumps=dumps)
-
-
-def _selected_results(request: Request, found: ResultSet) -> ResultSet:
-    import dataclasses
-
-    _check_asked("steps", request.steps, {file.step for file in found.files})
-    _check_asked("ranks", request.ranks, {file.rank for file in found.files})
-    files = tuple(
-        file
-        for file in found.files
-        if (not request.steps or file.step in request.steps) and (not request.ranks or file.rank in request.ranks)
-    )
-    if not files:
-        raise NothingUsable("no compare result is left after --steps and --ranks")
-    return dataclasses.replace(found, files=files)
-
-
-def _check_asked(what: str, asked: frozenset[int], there: Iterable[int | None]) -> None:
-    known = {number for number in there if number is not None}
-    absent = asked - known
-    if absent and not asked & known:
-        raise UsageError(
-            f"--{what}: {sources.number_ranges(absent)} are not there",
-            hint=f"There are: {sources.number_ranges(known)}",
-        )
+# -- what goes into one table
 
 
 def _of_one_mode(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Flags = npt.NDArray[np.bool_]
     Codes = npt.NDArray[np.int64]
 
-LAYOUT, FINDING = divergence.LAYOUT, divergence.OUR_REASON
+LAYOUT, FINDING = columns.LAYOUT, columns.OUR_REASON
 
 
 def with_column(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
