@@ -135,6 +135,7 @@ def test_a_signal_goes_through_the_command_to_its_ranks(tmp_path: Path) -> None:
         assert launch.gone_within(10)
 
 
+@pytest.mark.slow
 def test_install_pth_reaches_an_isolated_python_and_goes_again(tmp_path: Path, run_cli: Launch) -> None:
     """In a virtual environment of its own, which sees this one's packages."""
     import venv

@@ -83,7 +83,7 @@ def test_the_documentation_is_read() -> None:
 
 
 # A lone node of an elastic job waits 30 s for others, with either launcher.
-SLOW = {"Elastic": pytest.mark.slow}
+SLOW = {"Elastic": pytest.mark.slow, "Fault tolerant": pytest.mark.slow}
 
 
 @pytest.mark.parametrize("title", [pytest.param(name, marks=SLOW.get(name, ())) for name in published()])

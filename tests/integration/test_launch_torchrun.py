@@ -127,6 +127,8 @@ def test_children_of_a_rank_record_nothing(shared: Path, tmp_path: Path, launch:
         ops = [recorded_ops(tmp_path / run, rank) for run in ("run", "alone")]
         assert ops[0] == ops[1]
         assert len(ops[0]) > 4
+        # Two contexts with two batches each: four forwards of the rank's own model, no helper's.
+        assert RunLayout(tmp_path / "run").steps() == [0, 1, 2, 3]
         grads = [torch.load(tmp_path / "out" / f"{name}_{rank}.pt") for name in ("grad", "alone")]
         assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
     layout = RunLayout(tmp_path / "run")

@@ -105,7 +105,9 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("mode", ["statistics", "md5", "xor", "tensor"])
+@pytest.mark.parametrize(
+    "mode", ["statistics", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("md5", "xor")), "tensor"]
+)
 def test_results_of_functional_collectives_are_recorded_when_the_program_waits(
     run_cli: Any, tmp_path: Path, mode: str
 ) -> None:
