@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from msprobe_launch.capture.session import Session
     from msprobe_launch.records.model import TensorValue, Value
 
@@ -81,6 +83,12 @@ class FrameworkAdapter(Protocol):
 
     def forget_values(self) -> None:
         """Drop what is remembered about tensors: their values may change now in ways that leave no trace."""
+
+    def waits_in(self, frame: FrameType | None, begun: Sequence[str]) -> str:
+        """The collective that the thread with this innermost frame is in, or an empty text.
+
+        `begun`: names of the collectives that the step has begun so far. Called by another thread; reads only.
+        """
 
     def leave_child(self) -> None:
         """This process is a forked child of the rank: observe nothing any more."""

@@ -18,6 +18,8 @@ from msprobe_launch.records.model import CallRecord, Statistics, TensorValue, Va
 from msprobe_launch.records.names import NameTemplate
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from msprobe_launch.capture.session import Session
 
 
@@ -188,6 +190,10 @@ class FakeAdapter:
 
     def forget_values(self) -> None:
         """Arrays are measured each time."""
+
+    def waits_in(self, frame: FrameType | None, begun: Sequence[str]) -> str:
+        """The toy has no collectives."""
+        return ""
 
     def leave_child(self) -> None:
         self._toy.on_call = lambda _name, function, args: function(*args)

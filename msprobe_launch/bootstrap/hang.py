@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import faulthandler
 import json
-import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,12 +22,6 @@ from msprobe_launch.records.layout import RunLayout
 from msprobe_launch.records.roster import write_atomically
 
 PERIOD_SECONDS = 1.0
-# Where the framework's collectives live: the innermost such frame says which one a rank is in.
-COLLECTIVES = ("distributed_c10d.py", "functional_collectives.py")
-# MindSpore's have no file of their own. A rank waits in the call, which stands below our observer's frame with what it
-# observes, or, as MindSpore may run ahead, where the result is first looked at.
-_OBSERVING = os.path.join("adapters", "mindspore", "apis.py")
-_LOOKING = os.path.join("adapters", "mindspore", "collectives.py")
 
 
 def start(process: RankProcess) -> None:
@@ -68,8 +60,8 @@ def answer(process: RankProcess, path: Path) -> None:
     session: Any = process.session
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     counters = {} if session is None else dict(session.segment.counters)
-    begun = {name: count for name, count in counters.items() if name.startswith("Distributed.")}
-    collective = _collective(frame) or _observed(frame, begun)
+    begun = {name.partition(".")[2]: count for name, count in counters.items() if name.startswith("Distributed.")}
+    collective = "" if session is None else session.adapter.waits_in(frame, list(begun))
     where = {
         "rank": process.rank,
         "step": None if session is None else session.step,
@@ -79,30 +71,6 @@ def answer(process: RankProcess, path: Path) -> None:
         "at": _place(frame),
     }
     write_atomically(path, json.dumps(where) + "\n")
-
-
-def _collective(frame: FrameType | None) -> str:
-    """Name of the collective that the innermost frames are in, or an empty text."""
-    name = ""
-    while frame is not None:
-        file = os.path.basename(frame.f_code.co_filename)
-        if file in COLLECTIVES and not frame.f_code.co_name.startswith("_"):
-            name = frame.f_code.co_name
-        elif name and file not in (*COLLECTIVES, "c10d_logger.py"):
-            break
-        frame = frame.f_back
-    return "" if name == "wrapper" else name
-
-
-def _observed(frame: FrameType | None, begun: Mapping[str, int]) -> str:
-    """The name of MindSpore's collective that is waited for, if the step has begun no other, else `a collective`."""
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if file.endswith(_LOOKING) or (file.endswith(_OBSERVING) and frame.f_locals.get("collective") is not None):
-            names = [name.partition(".")[2] for name in begun]
-            return names[0] if len(names) == 1 else "a collective"
-        frame = frame.f_back
-    return ""
 
 
 def _place(frame: FrameType | None) -> str:

@@ -11,6 +11,7 @@ from mindspore import __version__, set_deterministic, set_seed
 from mindspore.communication import GlobalComm, get_group_size, get_rank
 
 from msprobe_launch.adapters.custom import CustomApis
+from msprobe_launch.adapters.mindspore import apis, collectives
 from msprobe_launch.adapters.mindspore.apis import ApiCalls
 from msprobe_launch.adapters.mindspore.backward import BackwardWatch
 from msprobe_launch.adapters.mindspore.cells import CellCalls
@@ -27,6 +28,8 @@ from msprobe_launch.adapters.mindspore.values import MindSporeValues
 from msprobe_launch.config import Level, Task
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from msprobe_launch.capture.session import Session
     from msprobe_launch.records.model import TensorValue, Value
 
@@ -136,6 +139,16 @@ class MindSporeAdapter:
 
     def forget_values(self) -> None:
         """Nothing is remembered about tensors."""
+
+    def waits_in(self, frame: FrameType | None, begun: Sequence[str]) -> str:
+        # They have no file of their own. A rank waits in the call, which stands below our observer's frame with what it
+        # observes, or, as MindSpore may run ahead, where the result is first looked at.
+        while frame is not None:
+            of = frame.f_code.co_filename
+            if of == collectives.__file__ or (of == apis.__file__ and frame.f_locals.get("collective") is not None):
+                return begun[0] if len(begun) == 1 else "a collective"
+            frame = frame.f_back
+        return ""
 
     def leave_child(self) -> None:
         self._switch.arm(False)

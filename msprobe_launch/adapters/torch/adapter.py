@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from msprobe_launch.adapters.custom import CustomApis
-from msprobe_launch.adapters.torch import graphs, steps
+from msprobe_launch.adapters.torch import collectives, graphs, steps
 from msprobe_launch.adapters.torch.api import ApiCalls
 from msprobe_launch.adapters.torch.backward import BackwardWatch
 from msprobe_launch.adapters.torch.modules import ModuleCalls
@@ -22,6 +22,8 @@ from msprobe_launch.config import Level, Task
 from msprobe_launch.errors import ConfigError
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from msprobe_launch.capture.session import Session
     from msprobe_launch.records.model import TensorValue, Value
 
@@ -122,6 +124,9 @@ class TorchAdapter:
 
     def forget_values(self) -> None:
         self._values.forget()
+
+    def waits_in(self, frame: FrameType | None, begun: Sequence[str]) -> str:
+        return collectives.waited_for(frame)
 
     def leave_child(self) -> None:
         self._apis.disarm()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,8 +17,27 @@ from msprobe_launch.adapters.torch.quiet import Quiet
 from msprobe_launch.records.model import CallRecord, TensorValue
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from msprobe_launch.adapters.torch.api import Site
     from msprobe_launch.capture.session import Session
+
+
+# Where they live: the innermost frame of these files that has a public name is the collective that is called.
+_FILES = ("distributed_c10d.py", "functional_collectives.py")
+
+
+def waited_for(frame: FrameType | None) -> str:
+    """Name of the collective that the innermost frames are in, or an empty text."""
+    name = ""
+    while frame is not None:
+        file = os.path.basename(frame.f_code.co_filename)
+        if file in _FILES and not frame.f_code.co_name.startswith("_"):
+            name = frame.f_code.co_name
+        elif name and file not in (*_FILES, "c10d_logger.py"):
+            break
+        frame = frame.f_back
+    return "" if name == "wrapper" else name
 
 
 @dataclass(frozen=True, slots=True)
