@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -16,25 +16,23 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from aggregator import (
+    coded,
     columns,
     divergence,
     dtypes,
     lonely,
     match,
-    metrics,
     noise,
     placement,
     read,
     sheet,
     stored,
-    verdict,
+    tabulate,
 )
-from aggregator.columns import BENCH_STATISTICS, DIFFERENCES, NPU_STATISTICS, RELATIVE_ERRORS, TEXT_SUFFIX, Mode
-from aggregator.items import NO_CHECKSUM
+from aggregator.columns import Mode
 from aggregator.model import RankComparison, RankFailure
 from msprobe_launch.errors import InputError
 from msprobe_launch.records.layout import RankFolder
-from msprobe_launch.records.names import Role
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -182,7 +180,7 @@ def _compared(
         mode = Mode.STATISTICS
     matching = match.match(target, bench, options)
     values = _stored(target, bench, matching, target_folder, bench_folder) if mode is Mode.TENSOR else None
-    table, differs = table_of(target, bench, matching, mode, values)
+    table, differs = tabulate.table_of(target, bench, matching, mode, values)
     table, differs = _with_placements(target, bench, matching, table, differs)
     return Compared(
         table=_with_excess(table, mode, tolerance, differs, values),
@@ -206,7 +204,8 @@ def _with_placements(
     """The table with a column of its DTensors' placements, and rows that are divided in other ways as differing."""
     places = pa.array(matching.bench_row, mask=matching.bench_row < 0)
     placed = placement.column(
-        _one(target.items["placement"].combine_chunks()), _one(bench.items["placement"].combine_chunks().take(places))
+        coded.one(target.items["placement"].combine_chunks()),
+        coded.one(bench.items["placement"].combine_chunks().take(places)),
     )
     if placed is None:
         return table, differs
@@ -280,9 +279,9 @@ def _stored(
 ) -> stored.StoredMetrics:
     """Metrics of the stored values of all matched rows whose dtypes may stand opposite each other."""
     places = pa.array(matching.bench_row, mask=matching.bench_row < 0)
-    dtypes = _codes(target.items["dtype"].combine_chunks())
-    other = _codes(bench.items["dtype"].combine_chunks().take(places))
-    fits = (matching.bench_row >= 0) & _pairwise(dtypes, other, comparable)
+    own = coded.codes(target.items["dtype"].combine_chunks())
+    other = coded.codes(bench.items["dtype"].combine_chunks().take(places))
+    fits = (matching.bench_row >= 0) & coded.pairwise(own, other, dtypes.comparable)
     return stored.metrics(
         target_folder.tensors,
         bench_folder.tensors,
@@ -309,96 +308,6 @@ def _unmatched_notes(target: RankDump, matching: match.Matching, table: pa.Table
     return notes
 
 
-# -- the table
-
-
-def table_of(
-    target: RankDump, bench: RankDump, matching: match.Matching, mode: Mode, values: stored.StoredMetrics | None
-) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
-    """(the partition without its excess, rows that differ by what the table does not show)."""
-
-    items = target.items.combine_chunks()
-    places = pa.array(matching.bench_row, mask=matching.bench_row < 0)
-    other = bench.items.combine_chunks().take(places).combine_chunks()
-    found = matching.bench_row >= 0
-    dtype, other_dtype = _codes(items["dtype"]), _codes(other["dtype"])
-    fits = _pairwise(dtype, other_dtype, comparable) if mode is not Mode.STRUCTURE else np.ones(len(found), bool)
-    matched = found & fits
-    differs = found & ~fits
-    hidden, other_hidden = _joined(items["value"], other["value"])[:2]
-    differs |= matched & (hidden != other_hidden)
-    if target.framework == bench.framework:  # two frameworks' functions have other arguments
-        differs |= _arguments_missing(items, bench.items, matching.bench_row)
-    blank = pa.array(~matched)
-
-    def shown(column: Any) -> pa.Array:
-        """A column of the bench's side: `N/A` where no item stands opposite."""
-        return pc.if_else(blank, "N/A", _one(column).cast(pa.string()))
-
-    grad, other_grad = _one(items["grad"]).cast(pa.string()), shown(other["grad"])
-    out: dict[str, pa.Array] = {
-        columns.NPU_NAME: _one(items["name"]),
-        columns.BENCH_NAME: shown(other["name"]),
-        "NPU Dtype": _one(items["dtype"]).cast(pa.string()),
-        "Bench Dtype": shown(other["dtype"]),
-        "NPU Tensor Shape": _one(items["shape"]).cast(pa.string()),
-        "Bench Tensor Shape": shown(other["shape"]),
-        "NPU Requires_grad": grad,
-        "Bench Requires_grad": other_grad,
-    }
-    same_grad = pc.equal(grad, other_grad)
-    rows = _rows(target, items, matched, out, same_grad)
-    integers = items["integers"].to_numpy() & 15
-    if mode is Mode.MD5:
-        faults = _checksums(items, other, matched, shown, rows, out)
-    elif mode in (Mode.STATISTICS, Mode.TENSOR):
-        faults = _statistics(items, other, matched, rows, out, values)
-        integers = integers | (np.where(matched, pc.fill_null(_one(other["integers"]), 0).to_numpy(), 0) << 4)
-    else:
-        faults = np.zeros(len(matched), np.int64)
-    out[columns.GRAD_CONSISTENT] = pc.if_else(same_grad, "True", "False")
-    out[columns.RESULT], out[columns.ERR_MESSAGE] = verdict.words(faults)
-    out[columns.STACK] = _stack_cells(target, items)
-    if values is not None:
-        # msprobe names a row of tensor mode after its file: `kwargs.alpha`, where other modes say `input.alpha`.
-        out[columns.NPU_NAME] = stored.row_names(out[columns.NPU_NAME], _one(items["data_name"]))
-        out[columns.BENCH_NAME] = stored.row_names(
-            out[columns.BENCH_NAME], pc.if_else(blank, pa.scalar(None, pa.string()), _one(other["data_name"]))
-        )
-        out[columns.DATA_NAME] = stored.data_names(_one(items["data_name"]), _one(other["data_name"]), matched)
-    op_names, parents = target.ops["name"].combine_chunks(), target.ops["parent"].combine_chunks()
-    op = _one(items["op"])
-    out["op"] = op_names.take(op)
-    out["role"] = pa.array([role.value for role in read.ROLES]).take(_one(items["role"]))
-    out["parent"] = parents.take(op)
-    out[sheet.INTEGERS] = pa.array(integers.astype(np.uint8))
-    return pa.table(out), differs
-
-
-def _arguments_missing(items: pa.Table, bench: pa.Table, bench_row: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """The last input of each op whose bench has an input more: an argument was left out (and has its default).
-
-    Ops that have unmatched inputs of their own are passed over: those name their arguments otherwise.
-    """
-    op, bench_op = items["op"].to_numpy(), bench["op"].to_numpy()
-    is_input = items["role"].to_numpy() == read.ROLES.index(Role.INPUT)
-    rows = np.flatnonzero(bench_row >= 0)
-    free = np.ones(len(bench_op), bool)
-    free[bench_row[rows]] = False
-    free &= bench["role"].to_numpy() == read.ROLES.index(Role.INPUT)
-    found = np.zeros(len(op), bool)
-    if not free.any() or not len(rows):
-        return found
-    counterpart = np.full(int(bench_op.max()) + 1, -1, np.int64)
-    counterpart[bench_op[bench_row[rows]]] = op[rows]
-    lacking = np.unique(counterpart[bench_op[free]])
-    own = np.unique(op[is_input & (bench_row < 0)])
-    for place in np.setdiff1d(lacking[lacking >= 0], own).tolist():
-        inputs = np.flatnonzero((op == place) & is_input)
-        found[inputs[-1:]] = True
-    return found
-
-
 def _with_excess(
     table: pa.Table,
     mode: Mode,
@@ -410,211 +319,3 @@ def _with_excess(
     apart = (stored_values.off, stored_values.worst) if stored_values is not None else None
     values = divergence.excess(table, mode, tolerance=tolerance, differs=differs, apart=apart)
     return table.append_column(divergence.EXCESS, pa.array(values, mask=np.isnan(values)))
-
-
-def _rows(
-    target: RankDump, items: pa.Table, matched: npt.NDArray[np.bool_], out: dict[str, pa.Array], same_grad: pa.Array
-) -> verdict.Rows:
-
-    role = items["role"].to_numpy()
-    op = items["op"].to_numpy().astype("int64")
-    # The second part of a name is the API of a call and the first part of a module's name; msprobe looks no further.
-    names = target.ops["name"].combine_chunks()
-    api = pc.struct_field(pc.extract_regex(names, r"^[^.]*\.(?P<api>[^.]*)"), "api").take(_one(items["op"]))
-
-    def same(a: str, b: str) -> npt.NDArray[np.bool_]:
-        equal: npt.NDArray[np.bool_] = pc.equal(out[a], out[b]).to_numpy(zero_copy_only=False)
-        return equal
-
-    return verdict.Rows(
-        op=op,
-        api=api,
-        matched=matched,
-        is_input=role == read.ROLES.index(Role.INPUT),
-        is_parameter=role == read.ROLES.index(Role.PARAMETERS),
-        is_output=role == read.ROLES.index(Role.OUTPUT),
-        same_grad=same_grad.to_numpy(zero_copy_only=False),
-        same_dtype=same("NPU Dtype", "Bench Dtype"),
-        same_shape=same("NPU Tensor Shape", "Bench Tensor Shape"),
-    )
-
-
-def _checksums(
-    items: pa.Table,
-    other: pa.Table,
-    matched: npt.NDArray[np.bool_],
-    shown: Any,
-    rows: verdict.Rows,
-    out: dict[str, pa.Array],
-) -> npt.NDArray[np.int64]:
-
-    def checksums(side: pa.Table) -> pa.Array:
-        """None has no checksum; any other value that was recorded without one has that of no bytes, as in msprobe."""
-        is_none = pc.equal(_one(side["dtype"]).cast(pa.string()), "N/A")
-        return pc.coalesce(_one(side["md5"]), pc.if_else(is_none, "N/A", NO_CHECKSUM))
-
-    npu, bench = checksums(items), pc.fill_null(shown(checksums(other)), "N/A")
-    out[columns.CHECKSUMS[0]], out[columns.CHECKSUMS[1]] = npu, bench
-    differs = pc.not_equal(npu, bench).to_numpy(zero_copy_only=False) & matched
-    has = pc.not_equal(npu, "N/A").to_numpy(zero_copy_only=False)
-    return verdict.of_checksums(rows, differs, has)
-
-
-def _statistics(
-    items: pa.Table,
-    other: pa.Table,
-    matched: npt.NDArray[np.bool_],
-    rows: verdict.Rows,
-    out: dict[str, pa.Array],
-    values: stored.StoredMetrics | None,
-) -> npt.NDArray[np.int64]:
-    """The metric and statistics columns, and the faults. With `values` the metrics are those of tensor mode."""
-    equal, pairs = [], []
-    for i, statistic in enumerate(read.STATISTICS):
-        pair = _pair(items, other, statistic.lower(), i)
-        difference, relative, same = metrics.statistics_cells(pair, matched)
-        equal.append(same)
-        pairs.append(pair)
-        if values is None:
-            for name, cells in ((DIFFERENCES[i], difference), (RELATIVE_ERRORS[i], relative)):
-                out[name], out[name + TEXT_SUFFIX] = cells.arrays()
-    norm_ratio = metrics.ratio(relative)
-    if values is not None:
-        out.update(values.columns)
-    for i, pair in enumerate(pairs):
-        texts = pa.array([*pair.texts, "Nan", " inf", " -inf", "N/A"])
-        for name, side, is_bench in ((NPU_STATISTICS[i], pair.target, False), (BENCH_STATISTICS[i], pair.bench, True)):
-            codes = side.codes.copy()
-            extra = len(pair.texts)
-            codes[side.is_number & np.isnan(side.numbers)] = extra
-            codes[side.is_number & np.isposinf(side.numbers)] = extra + 1
-            codes[side.is_number & np.isneginf(side.numbers)] = extra + 2
-            if is_bench:
-                codes[~matched] = extra + 3
-            plain = side.is_number & np.isfinite(side.numbers) & (matched | (not is_bench))
-            out[name] = pa.array(side.numbers, mask=~plain)
-            out[name + TEXT_SUFFIX] = texts.take(pa.array(codes, mask=codes < 0))
-
-    def odd(side: str) -> npt.NDArray[np.bool_]:
-        """NaN or infinite maximum or minimum; a string argument that says so counts, as it does for msprobe."""
-        found = np.zeros(len(matched), bool)
-        for pair in pairs[:2]:
-            part: metrics.Statistic = getattr(pair, side)
-            says_so = np.array([*(text in ("Nan", "inf", "-inf") for text in pair.texts), False])
-            found |= np.where(part.is_number, ~np.isfinite(part.numbers), says_so[part.codes])
-        return found
-
-    is_plain = pc.starts_with(out["NPU Dtype"], "<class").to_numpy(zero_copy_only=False)
-    non_finite = odd("target") & ~(odd("bench") & matched)
-    # 0.0 and -0.0 show another text and a difference, but are the same value to the rule.
-    both_zero = (pairs[0].target.numbers == 0.0) & (pairs[0].bench.numbers == 0.0)
-    scalar_differs = is_plain & ~equal[0] & ~both_zero
-    if values is not None:
-        return verdict.of_tensors(rows, values.one_thousandth, values.cosine, non_finite, scalar_differs)
-    return verdict.of_statistics(rows, norm_ratio, non_finite, scalar_differs)
-
-
-def _pair(items: pa.Table, other: pa.Table, statistic: str, bit: int) -> metrics.Pair:
-
-    codes, other_codes, texts = _joined(items[f"{statistic}:text"], other[f"{statistic}:text"])
-
-    def side(table: pa.Table, text_codes: npt.NDArray[np.int64]) -> metrics.Statistic:
-        numbers = _one(table[statistic])
-        integers = pc.fill_null(_one(table["integers"]), 0).to_numpy()
-        return metrics.Statistic(
-            numbers=numbers.to_numpy(zero_copy_only=False),
-            is_number=numbers.is_valid().to_numpy(zero_copy_only=False),
-            codes=text_codes,
-            is_integer=(integers >> bit) & 1 == 1,
-        )
-
-    return metrics.Pair(side(items, codes), side(other, other_codes), texts)
-
-
-def _stack_cells(target: RankDump, items: pa.Table) -> pa.Array:
-    """The stack of an op as the text of a Python list on the op's first row, `N/A` on the others."""
-
-    op = items["op"].to_numpy()
-    first = np.ones(len(op), bool)
-    first[1:] = op[1:] != op[:-1]
-    texts = pa.array([*(str(list(frames)) for frames in target.stacks), "N/A"], pa.string())
-    none = len(target.stacks)
-    stack = target.ops["stack"].to_numpy()[op]
-    place = np.where(first & (stack >= 0), stack, none)
-    return texts.take(pa.array(place))
-
-
-# -- dtypes that msprobe puts opposite each other
-
-_TORCH_FLOATS = frozenset({"torch.float16", "torch.bfloat16", "torch.float32", "torch.float64"})
-_MINDSPORE_FLOATS = frozenset({"Float16", "BFloat16", "Float32", "Float64"})
-
-
-def comparable(dtype: str, other: str) -> bool:
-    """True where two dtypes may stand opposite each other: equal, equal but for the framework (`same_dtype`), or both
-    floating.
-
-    Anything else (an int opposite a float, a tensor opposite None) leaves the row unmatched in msprobe's table; our
-    findings name it all the same.
-    """
-    if dtype == other:
-        return True
-    if dtype in _TORCH_FLOATS | _MINDSPORE_FLOATS and other in _TORCH_FLOATS | _MINDSPORE_FLOATS:
-        return (dtype in _TORCH_FLOATS) == (other in _TORCH_FLOATS) or (
-            dtypes.canonical_dtype(dtype) == dtypes.canonical_dtype(other)
-        )
-    if "N/A" in (dtype, other):
-        return False
-    both_tensors = not dtype.startswith("<") and not other.startswith("<")
-    return both_tensors and dtypes.same_dtype(dtype, other)
-
-
-# -- dictionary-encoded columns of two tables
-
-
-@dataclass(frozen=True, slots=True)
-class _Coded:
-    codes: npt.NDArray[np.int64]
-    texts: list[str]
-
-
-def _codes(column: Any) -> _Coded:
-
-    array = _one(column)
-    codes = pc.fill_null(array.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
-    return _Coded(codes, array.dictionary.to_pylist())
-
-
-def _joined(column: Any, other: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], tuple[str, ...]]:
-    """Codes of both columns in one vocabulary (-1 for null), and the vocabulary."""
-
-    a, b = _codes(column), _codes(other)
-    places: dict[str, int] = {}
-    maps = [np.array([*(places.setdefault(text, len(places)) for text in side.texts), -1]) for side in (a, b)]
-    return maps[0][a.codes], maps[1][b.codes], tuple(places)
-
-
-def _pairwise(a: _Coded, b: _Coded, holds: Any) -> npt.NDArray[np.bool_]:
-    """`holds(text, other)` row by row, asked once per distinct pair; False where one side is null."""
-
-    width = len(b.texts) + 1
-    pairs, place = np.unique(a.codes * width + b.codes + 1, return_inverse=True)
-    answers: npt.NDArray[np.bool_] = np.array(
-        [
-            pair % width > 0 and pair >= 0 and bool(holds(a.texts[pair // width], b.texts[pair % width - 1]))
-            for pair in pairs
-        ],
-        bool,
-    )
-    found: npt.NDArray[np.bool_] = answers[place.reshape(-1)]
-    return found
-
-
-def _one(column: Any) -> Any:
-    """One Array of a column whose chunks were combined."""
-
-    if not isinstance(column, pa.ChunkedArray):
-        return column
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    return pa.array([], column.type) if column.num_chunks == 0 else column.combine_chunks()

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from aggregator import columns
+from aggregator import coded, columns
+from aggregator.coded import Coded
 from aggregator.columns import BENCH_STATISTICS, NPU_STATISTICS, TEXT_SUFFIX
 from aggregator.items import NO_CHECKSUM
 
@@ -25,35 +26,9 @@ def matched(table: pa.Table) -> npt.NDArray[np.bool_]:
     return np.asarray(~lacking.to_numpy())
 
 
-@dataclass(frozen=True, slots=True)
-class Coded:
-    """A text column: numbers of distinct texts in order of first appearance, -1 for null."""
-
-    codes: npt.NDArray[np.int64]
-    texts: list[str]
-
-    def among(self, says: Any) -> npt.NDArray[np.bool_]:
-        """True for rows whose text fulfils `says` (asked once per distinct text); False for null."""
-
-        found: npt.NDArray[np.bool_] = np.array([*(bool(says(text)) for text in self.texts), False])[self.codes]
-        return found
-
-    def of(self, function: Any, missing: float) -> npt.NDArray[np.float64]:
-        """A number for each row's text."""
-
-        found: npt.NDArray[np.float64] = np.array([*(function(text) for text in self.texts), missing])[self.codes]
-        return found
-
-
 def texts(table: pa.Table, name: str) -> Coded:
     """A column of texts, dictionary-encoded or not."""
-    column = table[name].combine_chunks()
-    if isinstance(column, pa.ChunkedArray):
-        column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-    if not pa.types.is_dictionary(column.type):
-        column = column.dictionary_encode()
-    codes = pc.fill_null(column.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
-    return Coded(codes, [str(text) for text in column.dictionary.to_pylist()])
+    return coded.codes(table[name])
 
 
 def same_codes(a: Coded, b: Coded, canonical: Any = str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:

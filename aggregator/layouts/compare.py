@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from aggregator import compare, divergence, match, noise
+from aggregator import compare, divergence, match, noise, tabulate
 from aggregator.columns import Mode
 from aggregator.layouts import decide, judge, pairing, stages, tables, together, whole_values
 from aggregator.layouts.combine import Part, Vocabulary
@@ -120,7 +120,7 @@ def _compared(
     values = None
     if mode is Mode.TENSOR:
         values = whole_values.metrics(target, bench, own, other, whole, parts_of_bench, comparable, judged)
-    table, differs = compare.table_of(left, right, replace(matching, bench_row=comparable), mode, values)
+    table, differs = tabulate.table_of(left, right, replace(matching, bench_row=comparable), mode, values)
     differs &= ~judge.with_summands(target, whole.summands)
     differs |= judged.finding_codes > 0
     apart = None
