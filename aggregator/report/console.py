@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
-import textwrap
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -20,50 +17,20 @@ from aggregator.alone import NonFinite, RankStatistics
 from aggregator.columns import Mode
 from aggregator.model import Divergence, RankComparison
 from aggregator.report.base import EXIT_MEANINGS, Exit, Report, Task
+from aggregator.report.page import Line, Page, Surface
 from aggregator.sources import number_ranges
 from msprobe_launch.records.layout import step_number
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-# A pipe has no width; logs are read in windows of about this many columns.
-PIPE_WIDTH = 100
-MIN_WIDTH = 30
-
 # Lists are cut here, with the number of what was left out; summary.json holds all of them.
 MOST_ENTRIES = 20
 WORST = 5
 
-_BREAK_BEHIND = re.compile(r"(?<=[./ ,_-])")
 _FRAME = re.compile(r"^File (?P<path>.*?), line (?P<line>\d+), in (?P<function>.*?), \n ?(?P<source>.*)$", re.DOTALL)
 # Where a frame of an installed package, of the standard library or of the frozen importer lies.
 _NOT_THE_USERS = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3|^<")
-
-
-@dataclass(frozen=True, slots=True)
-class Surface:
-    """What the text is printed on."""
-
-    width: int
-    ascii_only: bool
-
-    @classmethod
-    def of(cls, stream: TextIO) -> Surface:
-        """The width of the terminal (or of COLUMNS), and whether only ASCII can be shown."""
-        is_terminal = stream.isatty()
-        fallback = 80 if is_terminal else PIPE_WIDTH
-        width = shutil.get_terminal_size((fallback, 24)).columns if is_terminal else _columns(fallback)
-        encoding = (getattr(stream, "encoding", None) or "ascii").lower().replace("-", "")
-        return cls(max(MIN_WIDTH, width), encoding not in ("utf8", "utf8sig"))
-
-
-def _columns(fallback: int) -> int:
-    import os
-
-    try:
-        return int(os.environ["COLUMNS"])
-    except (KeyError, ValueError):
-        return fallback
 
 
 def show(report: Report, stream: TextIO) -> None:
@@ -81,17 +48,9 @@ def show(report: Report, stream: TextIO) -> None:
         console.print(Text(text, style=line.style))
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One line of the report. The style repeats what the words say."""
-
-    text: str
-    style: str = ""
-
-
 def render(report: Report, surface: Surface) -> list[Line]:
     """The report's lines, none wider than the surface."""
-    page = _Page(surface.width)
+    page = Page(surface.width)
     _head(page, report)
     if report.task is Task.ALONE:
         _nonfinite(page, report)
@@ -108,56 +67,10 @@ def render(report: Report, surface: Surface) -> list[Line]:
     return page.lines
 
 
-class _Page:
-    """Gathers lines and wraps them."""
-
-    def __init__(self, width: int) -> None:
-        self.width = width
-        self.lines: list[Line] = []
-
-    def heading(self, text: str, style: str = "bold") -> None:
-        if self.lines:
-            self.lines.append(Line(""))
-        self.text(text, indent=0, style=style)
-
-    def text(self, text: str, indent: int = 2, style: str = "", hang: int = 2) -> None:
-        """A sentence, wrapped at blanks; longer words at dots and slashes."""
-        for paragraph in text.splitlines() or [""]:
-            first = True
-            for piece in _wrapped(paragraph, self.width - indent - hang, self.width - indent):
-                self.lines.append(Line(" " * (indent if first else indent + hang) + piece, style))
-                first = False
-
-    def name(self, name: str, indent: int = 2, style: str = "") -> None:
-        """A name or path on its own line."""
-        self.text(name, indent, style)
-
-    def pair(self, label: str, value: str, indent: int = 2, style: str = "") -> None:
-        self.text(f"{label:<8} {value}", indent, style, hang=9 if self.width >= 50 else 2)
-
-
-def _wrapped(text: str, width: int, first_width: int) -> Iterable[str]:
-    """`text` in pieces no longer than `width` (the first: `first_width`), nothing lost but blanks at the breaks."""
-    if len(text) <= first_width:
-        return [text]
-    pieces: list[str] = []
-    lines = textwrap.wrap(
-        text, width, break_long_words=False, break_on_hyphens=False, drop_whitespace=True, initial_indent=""
-    )
-    for line in lines:
-        while len(line) > width:
-            breaks = [match.start() for match in _BREAK_BEHIND.finditer(line) if 0 < match.start() <= width]
-            at = breaks[-1] if breaks else width
-            pieces.append(line[:at].rstrip())
-            line = line[at:]
-        pieces.append(line)
-    return pieces
-
-
 # -- sections
 
 
-def _head(page: _Page, report: Report) -> None:
+def _head(page: Page, report: Report) -> None:
     titles = {
         Task.COMPARED: "msprobe-aggregate: a run compared with its bench",
         Task.RESULTS: "msprobe-aggregate: compare results merged",
@@ -195,7 +108,7 @@ def _head(page: _Page, report: Report) -> None:
             page.pair("", f"{lone:,} ops are only in the bench, such as {example}")
 
 
-def _first(page: _Page, report: Report) -> None:
+def _first(page: Page, report: Report) -> None:
     if report.first is None:
         if report.usable:
             _none(page, report)
@@ -214,7 +127,7 @@ def _first(page: _Page, report: Report) -> None:
         _divergence(page, report.common, brief=True)
 
 
-def _none(page: _Page, report: Report) -> None:
+def _none(page: Page, report: Report) -> None:
     if report.mode is Mode.STRUCTURE:
         page.heading("Names only")
         page.text("Names were compared, no values: at least one side was recorded with task structure.")
@@ -226,7 +139,7 @@ def _none(page: _Page, report: Report) -> None:
         page.text("Nothing differs by more than rounding of its dtype explains.")
 
 
-def _divergence(page: _Page, found: Divergence, *, brief: bool = False) -> None:
+def _divergence(page: Page, found: Divergence, *, brief: bool = False) -> None:
     page.name(found.item, style="bold" if not brief else "")
     if found.bench_item not in ("", found.item, "N/A"):
         page.pair("bench's", found.bench_item)
@@ -242,7 +155,7 @@ def _divergence(page: _Page, found: Divergence, *, brief: bool = False) -> None:
     _stack(page, found.stack)
 
 
-def _stack(page: _Page, frames: Sequence[str]) -> None:
+def _stack(page: Page, frames: Sequence[str]) -> None:
     frame = user_frame(frames)
     if frame is None:
         return
@@ -264,7 +177,7 @@ def user_frame(frames: Sequence[str]) -> str | None:
     return frames[0] if frames else None
 
 
-def _counts(page: _Page, report: Report) -> None:
+def _counts(page: Page, report: Report) -> None:
     if not report.usable:
         return
     page.heading("Counts")
@@ -284,7 +197,7 @@ def _counts(page: _Page, report: Report) -> None:
     page.pair("ours", f"{report.findings:,} of {report.rows:,} rows differ{rule}")
 
 
-def _nonfinite(page: _Page, report: Report) -> None:
+def _nonfinite(page: Page, report: Report) -> None:
     if not report.usable:
         return
     found = report.first_nonfinite
@@ -303,7 +216,7 @@ def _nonfinite(page: _Page, report: Report) -> None:
         page.text(f"{asked:,} {hold} infinities that the script itself passed in (masks); not counted.")
 
 
-def _first_nonfinite(page: _Page, found: NonFinite) -> None:
+def _first_nonfinite(page: Page, found: NonFinite) -> None:
     page.name(found.item, style="bold")
     if found.parent:
         page.pair("inside", found.parent)
@@ -318,7 +231,7 @@ def _first_nonfinite(page: _Page, found: NonFinite) -> None:
     _stack(page, found.stack)
 
 
-def _worst(page: _Page, report: Report) -> None:
+def _worst(page: Page, report: Report) -> None:
     _ranks(page, report)
     if report.worst_ops:
         page.heading("Worst ops")
@@ -329,7 +242,7 @@ def _worst(page: _Page, report: Report) -> None:
             page.text(f"{op.findings:,} {_plural(op.findings, 'finding')} on {who}; worst: {far}", indent=4)
 
 
-def _ranks(page: _Page, report: Report) -> None:
+def _ranks(page: Page, report: Report) -> None:
     """The ranks with findings: most first, or without a bench the earliest first, since NaN spreads to all ranks."""
     by_rank: dict[int | None, list[RankComparison | RankStatistics]] = defaultdict(list)
     for entry in report.usable:
@@ -365,7 +278,7 @@ def _first_of(entries: Sequence[RankComparison | RankStatistics], report: Report
     return min(found, default=(_UNKNOWN_STEP, 0, ""))
 
 
-def _differences(page: _Page, report: Report) -> None:
+def _differences(page: Page, report: Report) -> None:
     if report.op_differences:
         page.heading("Ranks whose ops differ from most")
         for entry in report.op_differences[:MOST_ENTRIES]:
@@ -387,7 +300,7 @@ def _differences(page: _Page, report: Report) -> None:
         _more(page, len(report.parameter_differences))
 
 
-def _unusable(page: _Page, report: Report) -> None:
+def _unusable(page: Page, report: Report) -> None:
     if report.failures:
         page.heading(f"NOT USED: {len(report.failures)}", "bold yellow")
         for failure in report.failures[:MOST_ENTRIES]:
@@ -422,7 +335,7 @@ def _unusable(page: _Page, report: Report) -> None:
         _more(page, len(cut))
 
 
-def _notes(page: _Page, report: Report) -> None:
+def _notes(page: Page, report: Report) -> None:
     if report.left_out:
         page.heading(f"Left out: {len(report.left_out)}")
         for entry in report.left_out[:MOST_ENTRIES]:
@@ -440,7 +353,7 @@ def _notes(page: _Page, report: Report) -> None:
         _more(page, len(by_text))
 
 
-def _files(page: _Page, report: Report) -> None:
+def _files(page: Page, report: Report) -> None:
     page.heading("Written")
     page.name(str(report.output))
     groups: dict[tuple[str, str], list[Path]] = defaultdict(list)
@@ -462,7 +375,7 @@ def _files(page: _Page, report: Report) -> None:
     page.text("summary.json", indent=4)
 
 
-def _next(page: _Page, report: Report) -> None:
+def _next(page: Page, report: Report) -> None:
     command = next_command(report)
     if command:
         page.heading("Next")
@@ -492,7 +405,7 @@ def next_command(report: Report) -> tuple[str, ...]:
     return ()
 
 
-def _exit(page: _Page, report: Report) -> None:
+def _exit(page: Page, report: Report) -> None:
     code = report.exit
     style = {Exit.NOTHING_FOUND: "bold green", Exit.PARTIAL: "bold yellow"}.get(code, "bold red")
     text = f"Exit code {code.value}: {EXIT_MEANINGS[code].split(':')[0].split(' (')[0]}"
@@ -521,6 +434,6 @@ def _plural(count: int, word: str) -> str:
     return word if count == 1 else f"{word}s"
 
 
-def _more(page: _Page, count: int) -> None:
+def _more(page: Page, count: int) -> None:
     if count > MOST_ENTRIES:
         page.text(f"... and {count - MOST_ENTRIES} more (summary.json)")

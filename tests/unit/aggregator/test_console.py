@@ -15,7 +15,8 @@ from aggregator.columns import Mode
 from aggregator.model import Divergence, RankComparison, RankFailure
 from aggregator.report import console
 from aggregator.report.base import Exit, Report, Task
-from aggregator.report.console import Surface, render, user_frame
+from aggregator.report.console import render, user_frame
+from aggregator.report.page import PIPE_WIDTH, Surface
 from aggregator.sources import LeftOut
 
 LONG = (
@@ -133,7 +134,7 @@ def test_a_pipe_that_holds_ascii_gets_ascii_and_no_colour(monkeypatch: pytest.Mo
     text = raw.getvalue().decode("ascii")
     assert "\x1b" not in text
     assert "gr\\xf6\\xdfe-target" in text
-    assert max(len(line) for line in text.splitlines()) <= console.PIPE_WIDTH + 8  # escapes are longer
+    assert max(len(line) for line in text.splitlines()) <= PIPE_WIDTH + 8  # escapes are longer
 
 
 def test_all_words_of_ours_are_ascii() -> None:
@@ -144,7 +145,7 @@ def test_columns_sets_the_width_of_a_pipe(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("COLUMNS", "60")
     assert Surface.of(io.StringIO()).width == 60
     monkeypatch.setenv("COLUMNS", "wide")
-    assert Surface.of(io.StringIO()).width == console.PIPE_WIDTH
+    assert Surface.of(io.StringIO()).width == PIPE_WIDTH
 
 
 def test_user_frame_is_the_innermost_outside_packages() -> None:

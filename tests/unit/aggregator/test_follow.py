@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from aggregator.follow import ORDERED_BY_US, Follower
+from aggregator.follow import Follower
+from aggregator.stopping import ORDERED_BY_US
 from msprobe_launch.records import roster
 from msprobe_launch.records.layout import RunLayout
 
