@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -20,6 +21,9 @@ _ALWAYS = re.compile(r"CANN environment|input data belongs to you")
 
 
 def run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    # Not resolved: an environment's interpreter is a link.
+    program = os.path.abspath(command[0]) if os.sep in command[0] else command[0]
+    command = [program, *command[1:]]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
 
 
