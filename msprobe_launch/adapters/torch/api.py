@@ -23,8 +23,9 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 from torch.utils._device import DeviceContext
 
 from msprobe_launch.adapters.torch import collectives, compiled
-from msprobe_launch.adapters.torch.backward import BackwardWatch, inputs_of, next_sequence_number
+from msprobe_launch.adapters.torch.backward import BackwardWatch
 from msprobe_launch.adapters.torch.classify import OperatorNames, api_name, is_operator
+from msprobe_launch.adapters.torch.edges import inputs_of, next_sequence_number
 from msprobe_launch.adapters.torch.quiet import Quiet, from_compiler, is_traced
 from msprobe_launch.adapters.torch.values import TorchValues
 from msprobe_launch.capture.plain import output_items

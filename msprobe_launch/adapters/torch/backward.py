@@ -10,119 +10,72 @@ Source of the method and of its equality with full-backward hooks: docs/capture.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import is_dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction
-from torch.nn import Parameter
 
+from msprobe_launch.adapters.torch.edges import Inputs, consumers, hits_of, made_since, next_sequence_number, source_of
 from msprobe_launch.adapters.torch.quiet import Quiet
-from msprobe_launch.capture.plain import MAX_DEPTH, collect, fields_of
+from msprobe_launch.capture.plain import collect
 from msprobe_launch.records.model import CallRecord, OpRef, Value
 
 if TYPE_CHECKING:
     from msprobe_launch.adapters.torch.values import TorchValues
     from msprobe_launch.capture.session import Session
 
-Edge = tuple[Any, int]  # (autograd node or leaf tensor, output number)
-
-next_sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr
 function_modes: Callable[[], int] = torch._C._len_torch_function_stack
-# Most arguments that are no tensors are of these types, and need not be asked what they might hold.
-_HOLDS_NONE = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
-_LEAF_SEQUENCE = 1 << 62  # AccumulateGrad nodes carry the largest number there is
+
+Enclosing = tuple[OpRef, "OpRef | None", "list[int | None]"]
+"""A call of which another one, inside it, is all there is to differentiate (a module around its one API), with the
+places of its inputs among the other's: it gets the same gradients. (call, its parent, places)"""
 
 
-class Inputs:
-    """The tensors that went into a call, as the graph knew them before it.
+class OneNode:
+    """The backward of a call that made one node, with one output: most calls. The node's hook, and all of its state.
 
-    `edges` has an entry per tensor, None for those without a gradient; `sequence` is the next autograd node's number,
-    None where no input has a gradient.
+    `hits` are (gradient slot, input index), each input once; all that is recorded comes at one time.
     """
 
-    __slots__ = ("edges", "sequence")
+    __slots__ = ("done", "enclosing", "hits", "inputs", "number", "op", "parent", "watch")
 
-    def __init__(self) -> None:
-        self.edges: list[Edge | None] = []
-        self.sequence: int | None = None
+    def __init__(
+        self,
+        watch: BackwardWatch,
+        op: OpRef,
+        parent: OpRef | None,
+        number: int,
+        hits: list[tuple[int, int]],
+        inputs: int,
+    ) -> None:
+        self.watch = watch
+        self.op = op
+        self.parent = parent
+        self.number = number  # which of the node's outputs the call returned
+        self.hits = hits
+        self.inputs = inputs
+        self.enclosing: list[Enclosing] | None = None
+        self.done = False
 
-
-def inputs_of(values: Sequence[Any], keywords: dict[str, Any]) -> Inputs:
-    """Edges of all tensors in a call's arguments, in order.
-
-    Must run before the call: an in-place operation gives its input another node.
-    """
-    found = Inputs()
-    edges = found.edges
-    _collect_edges(values, edges)
-    if keywords:
-        _collect_edges(keywords.values(), edges)
-    if any(edges):
-        found.sequence = next_sequence_number()
-    return found
-
-
-def _collect_edges(values: Any, edges: list[Edge | None], depth: int = 0) -> None:
-    for value in values:
-        kind = type(value)
-        if kind is Tensor or kind is Parameter:
-            if value.requires_grad:
-                node = value.grad_fn
-                edges.append((value, 0) if node is None else (node, value.output_nr))
-            else:
-                edges.append(None)
-        elif kind in _HOLDS_NONE:
-            continue
-        elif isinstance(value, Tensor):
-            edges.append(_edge_of_subclass(value))
-        elif depth >= MAX_DEPTH:
-            continue  # a container that holds itself must end somewhere
-        elif isinstance(value, (list, tuple)):
-            _collect_edges(value, edges, depth + 1)
-        elif isinstance(value, dict):
-            _collect_edges(value.values(), edges, depth + 1)
-        elif is_dataclass(value) and not isinstance(value, type):
-            _collect_edges(fields_of(value), edges, depth + 1)
-
-
-def _edge_of_subclass(tensor: Tensor) -> Edge | None:
-    """Its own __torch_function__ must not hear of us."""
-    with DisableTorchFunction():
-        if not tensor.requires_grad:
-            return None
-        node = tensor.grad_fn
-        return (tensor, 0) if node is None else (node, tensor.output_nr)
-
-
-def _source(tensor: Tensor) -> tuple[Any, int]:
-    """The node that made an output, and which of its outputs it is."""
-    kind = type(tensor)
-    if kind is Tensor or kind is Parameter:
-        return tensor.grad_fn, tensor.output_nr
-    with DisableTorchFunction():
-        return tensor.grad_fn, tensor.output_nr
+    def __call__(self, outgoing: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> None:
+        self.watch.see_one(self, outgoing, incoming)
 
 
 class OpenBackward:
-    """A backward record that still waits for gradients.
-
-    `enclosing` are calls of which this one is all there is to differentiate (a module around its one API), each with
-    the places of its inputs among this one's: they get the same gradients.
-    """
+    """A backward record that still waits for gradients, of any call."""
 
     __slots__ = ("awaited", "done", "enclosing", "incoming", "missing", "op", "outgoing", "parent", "sums", "waiting")
 
     def __init__(self, op: OpRef, parent: OpRef | None, outputs: int, inputs: int) -> None:
-        self.op = op
+        self.op = op  # like `parent` the call's own, not its backward direction
         self.parent = parent
         self.incoming: list[Value] = [None] * outputs
         self.outgoing: list[Value] = [None] * inputs
         self.missing = [0] * inputs  # contributions still to come, by input
         self.sums: dict[int, Tensor] | None = None  # of inputs of which some have come
-        self.enclosing: list[tuple[OpRef, OpRef | None, list[int | None]]] | None = None
+        self.enclosing: list[Enclosing] | None = None
         self.awaited = 0  # hooks still to fire
         self.waiting = False  # has begun and is on the list of open ones
         self.done = False
@@ -137,56 +90,15 @@ class _Latest:
     __slots__ = ("after", "before", "edges", "node", "number", "result", "state")
 
     def __init__(
-        self, state: OpenBackward, inputs: Inputs | None, edges: dict[tuple[int, int], int], result: Tensor
+        self, state: OpenBackward | OneNode, inputs: Inputs | None, edges: dict[tuple[int, int], int], result: Tensor
     ) -> None:
         self.state = state
         self.edges = edges
         self.before = inputs.sequence if inputs is not None else None
         self.after = next_sequence_number()
         self.result = id(result)
-        node, self.number = _source(result)
+        node, self.number = source_of(result)
         self.node = node._sequence_nr()
-
-
-def _consumers(
-    nodes: dict[Any, Any], edges: dict[tuple[int, int], int], sequence: int
-) -> list[tuple[Any, list[tuple[int, int]]]]:
-    """Nodes made by the call that consume one of its inputs, with (gradient slot, input index) each.
-
-    `nodes` are those of the outputs, `edges` the inputs by identity, `sequence` the number of the call's first node.
-    """
-    todo = list(nodes)
-    seen = None
-    found = []
-    while todo:
-        node = todo.pop()
-        hits: list[tuple[int, int]] = []
-        slot = -1
-        for following, number in node.next_functions:
-            slot += 1
-            if following is None:
-                continue
-            index = edges.get((id(following), number))
-            if index is None:
-                order = following._sequence_nr()
-                if order < sequence and order >= 0:
-                    continue  # older than the call
-                if order < 0 or order > _LEAF_SEQUENCE:
-                    leaf = getattr(following, "variable", None)
-                    index = edges.get((id(leaf), 0)) if leaf is not None else None
-                    if index is None:
-                        continue
-                else:
-                    if seen is None:
-                        seen = set(nodes)
-                    if following not in seen:
-                        seen.add(following)
-                        todo.append(following)
-                    continue
-            hits.append((slot, index))
-        if hits:
-            found.append((node, hits))
-    return found
 
 
 class NodeHook:
@@ -250,20 +162,6 @@ class NameHook:
             session.guard.lose("backward", error)
 
 
-def _made_since(sequence: int, result: Any) -> Any:
-    """The node of the first tensor in a call's result that was made in the call, or None."""
-    outputs: list[Tensor] = []
-    if type(result) is Tensor:
-        outputs.append(result)
-    else:
-        collect(result, Tensor, outputs)
-    for tensor in outputs:
-        node, _ = _source(tensor)
-        if node is not None and sequence <= node._sequence_nr() < _LEAF_SEQUENCE:
-            return node
-    return None
-
-
 class BackwardWatch:
     """Watches calls for their gradients and emits their backward records when they are complete."""
 
@@ -287,38 +185,66 @@ class BackwardWatch:
             outputs.append(result)
         else:
             collect(result, Tensor, outputs)
-        single = len(outputs) == 1
-        if single and self._encloses_latest(op, parent, inputs, outputs[0]):
+        single = outputs[0] if len(outputs) == 1 else None
+        if single is not None and self._encloses_latest(op, parent, inputs, single):
             return
-        known: list[Edge | None] = []
-        edges: dict[tuple[int, int], int] = {}
-        if inputs is not None:
-            known = inputs.edges
-            for index, edge in enumerate(known):
-                if edge is not None:
-                    edges.setdefault((id(edge[0]), edge[1]), index)
+        edges = inputs.places() if inputs is not None else {}
+        state: OpenBackward | OneNode | None = None
+        if single is not None and inputs is not None and inputs.sequence is not None:
+            state = self._watch_one(op, parent, inputs, edges, single)
+        if state is None:
+            state = self._watch_any(op, parent, inputs, edges, outputs)
+        if single is not None and state is not None:
+            # Only a module's call is found around another one.
+            self._latest = _Latest(state, inputs, edges, single) if self._session.takes_modules else None
+
+    def _watch_one(
+        self, op: OpRef, parent: OpRef | None, inputs: Inputs, edges: dict[tuple[int, int], int], result: Tensor
+    ) -> OneNode | None:
+        """Watch a call that is one node of the graph; None where it is another number of them."""
+        node, number = source_of(result)
+        sequence = inputs.sequence
+        if node is None or sequence is None or (id(node), number) in edges:
+            return None
+        hits, inside = hits_of(node, edges, sequence)
+        if inside is not None or not hits:
+            return None
+        if len(hits) > 1 and len({index for _, index in hits}) < len(hits):
+            return None  # one tensor in two places: its gradients are added
+        state = OneNode(self, op, parent, number, hits, len(inputs.edges))
+        node.register_hook(state)
+        return state
+
+    def _watch_any(
+        self,
+        op: OpRef,
+        parent: OpRef | None,
+        inputs: Inputs | None,
+        edges: dict[tuple[int, int], int],
+        outputs: list[Tensor],
+    ) -> OpenBackward | None:
+        """Watch a call of whatever shape; None where it made no node."""
         nodes: dict[Any, list[tuple[int, int]]] = {}
         for index, tensor in enumerate(outputs):
-            node, number = _source(tensor)
+            node, number = source_of(tensor)
             # An output that is an input handed through has the graph of whatever made that input.
             if node is not None and (id(node), number) not in edges:
                 nodes.setdefault(node, []).append((number, index))
         if not nodes:
-            return
-        state = OpenBackward(op.as_backward(), parent.as_backward() if parent else None, len(outputs), len(known))
+            return None
+        state = OpenBackward(op, parent, len(outputs), len(inputs.edges) if inputs is not None else 0)
         if inputs is not None and inputs.sequence is not None:
             missing = state.missing
-            for node, hits in _consumers(nodes, edges, inputs.sequence):
+            for node, hits in consumers(nodes, edges, inputs.sequence):
                 for _, index in hits:
                     missing[index] += 1
                 state.awaited += 1
-                # One hook serves both ends of an operation that is a single node, as most are.
+                # One hook serves both ends of an operation that is a single node.
                 node.register_hook(NodeHook(self, state, hits, nodes.pop(node, None)))
         for node, places in nodes.items():
             state.awaited += 1
             node.register_prehook(NodePreHook(self, state, places))
-        if single:
-            self._latest = _Latest(state, inputs, edges, outputs[0])
+        return state
 
     def _encloses_latest(self, op: OpRef, parent: OpRef | None, inputs: Inputs | None, result: Tensor) -> bool:
         """True where a call has added nothing to the graph but what the call inside it has, which is watched.
@@ -331,7 +257,7 @@ class BackwardWatch:
             return False
         if not self._session.gate.open:
             return False
-        node, number = _source(result)
+        node, number = source_of(result)
         if node is None or number != latest.number or node._sequence_nr() != latest.node:
             return False
         places: list[int | None] = []
@@ -366,7 +292,7 @@ class BackwardWatch:
         if quiet:
             self._quiet.enter()
         try:
-            node = _made_since(sequence, result)
+            node = made_since(sequence, result)
         finally:
             if quiet:
                 self._quiet.leave()
@@ -380,6 +306,37 @@ class BackwardWatch:
             return
         self._named = hook = NameHook(self._session, number, op, parent)
         node.register_prehook(hook)
+
+    def see_one(self, state: OneNode, outgoing: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> None:
+        """The node of a call has run: `incoming` are gradients of its outputs, `outgoing` of its inputs."""
+        session = self._session
+        if not session.recording:
+            return
+        try:
+            if state.done:
+                session.guard.miss("gradient of a repeated backward over the same graph")
+                return
+            state.done = True
+            gate = session.gate
+            if not gate.open:
+                session.attend(state.op)
+            came: Value = None
+            went: list[Value] = [None] * state.inputs
+            self._quiet.enter()
+            try:
+                gradient = incoming[state.number]
+                if gradient is not None and gate.inputs:
+                    came = self._describe(gradient)
+                if gate.outputs:
+                    for slot, index in state.hits:
+                        gradient = outgoing[slot] if slot < len(outgoing) else None
+                        if gradient is not None:
+                            went[index] = self._describe(gradient)
+            finally:
+                self._quiet.leave()
+            self._emit(state, [came], went)
+        except Exception as error:  # noqa: BLE001 - a guest
+            session.guard.lose("backward", error)
 
     def see(
         self,
@@ -418,7 +375,8 @@ class BackwardWatch:
             if state.awaited <= 0:
                 if state.waiting:
                     self._open.pop(id(state), None)
-                self._emit(state)
+                state.done = True
+                self._emit(state, state.incoming, state.outgoing)
         except Exception as error:  # noqa: BLE001 - a guest
             session.guard.lose("backward", error)
 
@@ -444,15 +402,15 @@ class BackwardWatch:
     def _describe(self, gradient: Any) -> Value:
         return self._tensor(gradient) if type(gradient) is Tensor else self._values.describe(gradient)
 
-    def _emit(self, state: OpenBackward) -> None:
-        state.done = True
+    def _emit(self, state: OpenBackward | OneNode, incoming: list[Value], outgoing: list[Value]) -> None:
         emit = self._session.emit
-        outgoing = state.outgoing
-        emit(CallRecord(state.op, state.incoming, None, outgoing, None, state.parent))
+        parent = state.parent
+        within = parent.as_backward() if parent is not None else None
+        emit(CallRecord(state.op.as_backward(), incoming, None, outgoing, None, within))
         for op, parent, places in state.enclosing or ():
             given = [None if place is None else outgoing[place] for place in places]
             within = parent.as_backward() if parent is not None else None
-            emit(CallRecord(op.as_backward(), state.incoming, None, given, None, within))
+            emit(CallRecord(op.as_backward(), incoming, None, given, None, within))
 
     def close(self) -> None:
         """Emit what has begun and will not be completed: an input whose gradient nobody asked for."""
@@ -465,4 +423,5 @@ class BackwardWatch:
                 state.sums = None
             finally:
                 self._quiet.leave()
-            self._emit(state)
+            state.done = True
+            self._emit(state, state.incoming, state.outgoing)

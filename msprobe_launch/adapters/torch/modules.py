@@ -19,7 +19,8 @@ from torch._C import DisableTorchFunction
 from torch.nn.parameter import UninitializedParameter
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from msprobe_launch.adapters.torch.backward import BackwardWatch, Inputs, inputs_of, next_sequence_number
+from msprobe_launch.adapters.torch.backward import BackwardWatch
+from msprobe_launch.adapters.torch.edges import Inputs, inputs_of, next_sequence_number
 from msprobe_launch.adapters.torch.naming import ModuleInfo, ModuleNames
 from msprobe_launch.adapters.torch.quiet import Quiet, from_compiler, is_traced
 from msprobe_launch.adapters.torch.steps import has_closure

@@ -1,0 +1,167 @@
+"""What a call is to autograd: the edges that went in, and the nodes of the call that consume them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import DisableTorchFunction
+from torch.nn import Parameter
+
+from msprobe_launch.capture.plain import MAX_DEPTH, collect, fields_of
+
+Edge = tuple[Any, int]  # (autograd node or leaf tensor, output number)
+
+next_sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr
+# Most arguments that are no tensors are of these types, and need not be asked what they might hold.
+_HOLDS_NONE = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
+LEAF_SEQUENCE = 1 << 62  # AccumulateGrad nodes carry the largest number there is
+
+
+class Inputs:
+    """The tensors that went into a call, as the graph knew them before it.
+
+    `edges` has an entry per tensor, None for those without a gradient; `sequence` is the next autograd node's number,
+    None where no input has a gradient.
+    """
+
+    __slots__ = ("edges", "sequence")
+
+    def __init__(self) -> None:
+        self.edges: list[Edge | None] = []
+        self.sequence: int | None = None
+
+    def places(self) -> dict[tuple[int, int], int]:
+        """Edge by identity -> index; of a tensor that went in twice the first."""
+        found: dict[tuple[int, int], int] = {}
+        for index, edge in enumerate(self.edges):
+            if edge is not None:
+                found.setdefault((id(edge[0]), edge[1]), index)
+        return found
+
+
+def inputs_of(values: Sequence[Any], keywords: dict[str, Any]) -> Inputs:
+    """Edges of all tensors in a call's arguments, in order.
+
+    Must run before the call: an in-place operation gives its input another node.
+    """
+    found = Inputs()
+    edges = found.edges
+    _collect_edges(values, edges)
+    if keywords:
+        _collect_edges(keywords.values(), edges)
+    if any(edges):
+        found.sequence = next_sequence_number()
+    return found
+
+
+def _collect_edges(values: Any, edges: list[Edge | None], depth: int = 0) -> None:
+    for value in values:
+        kind = type(value)
+        if kind is Tensor or kind is Parameter:
+            if value.requires_grad:
+                node = value.grad_fn
+                edges.append((value, 0) if node is None else (node, value.output_nr))
+            else:
+                edges.append(None)
+        elif kind in _HOLDS_NONE:
+            continue
+        elif isinstance(value, Tensor):
+            edges.append(_edge_of_subclass(value))
+        elif depth >= MAX_DEPTH:
+            continue  # a container that holds itself must end somewhere
+        elif isinstance(value, (list, tuple)):
+            _collect_edges(value, edges, depth + 1)
+        elif isinstance(value, dict):
+            _collect_edges(value.values(), edges, depth + 1)
+        elif is_dataclass(value) and not isinstance(value, type):
+            _collect_edges(fields_of(value), edges, depth + 1)
+
+
+def _edge_of_subclass(tensor: Tensor) -> Edge | None:
+    """Its own __torch_function__ must not hear of us."""
+    with DisableTorchFunction():
+        if not tensor.requires_grad:
+            return None
+        node = tensor.grad_fn
+        return (tensor, 0) if node is None else (node, tensor.output_nr)
+
+
+def source_of(tensor: Tensor) -> tuple[Any, int]:
+    """The node that made an output, and which of its outputs it is."""
+    kind = type(tensor)
+    if kind is Tensor or kind is Parameter:
+        return tensor.grad_fn, tensor.output_nr
+    with DisableTorchFunction():
+        return tensor.grad_fn, tensor.output_nr
+
+
+def hits_of(
+    node: Any, edges: dict[tuple[int, int], int], sequence: int
+) -> tuple[list[tuple[int, int]], list[Any] | None]:
+    """(gradient slot, input index) of the inputs that a node of the call consumes, and the call's nodes behind it.
+
+    `edges` are the inputs by identity, `sequence` the number of the call's first node.
+    """
+    hits: list[tuple[int, int]] = []
+    inside: list[Any] | None = None
+    slot = -1
+    for following, number in node.next_functions:
+        slot += 1
+        if following is None:
+            continue
+        index = edges.get((id(following), number))
+        if index is None:
+            order = following._sequence_nr()
+            if order < sequence and order >= 0:
+                continue  # older than the call
+            if order >= 0 and order <= LEAF_SEQUENCE:
+                if inside is None:
+                    inside = []
+                inside.append(following)
+                continue
+            leaf = getattr(following, "variable", None)
+            index = edges.get((id(leaf), 0)) if leaf is not None else None
+            if index is None:
+                continue
+        hits.append((slot, index))
+    return hits, inside
+
+
+def consumers(
+    nodes: dict[Any, Any], edges: dict[tuple[int, int], int], sequence: int
+) -> list[tuple[Any, list[tuple[int, int]]]]:
+    """Nodes made by the call that consume one of its inputs, with what `hits_of` says of them.
+
+    `nodes` are those of the outputs.
+    """
+    todo = list(nodes)
+    seen = set(nodes)
+    found = []
+    while todo:
+        node = todo.pop()
+        hits, inside = hits_of(node, edges, sequence)
+        if hits:
+            found.append((node, hits))
+        for following in inside or ():
+            if following not in seen:
+                seen.add(following)
+                todo.append(following)
+    return found
+
+
+def made_since(sequence: int, result: Any) -> Any:
+    """The node of the first tensor in a call's result that was made in the call, or None."""
+    outputs: list[Tensor] = []
+    if type(result) is Tensor:
+        outputs.append(result)
+    else:
+        collect(result, Tensor, outputs)
+    for tensor in outputs:
+        node, _ = source_of(tensor)
+        if node is not None and sequence <= node._sequence_nr() < LEAF_SEQUENCE:
+            return node
+    return None
