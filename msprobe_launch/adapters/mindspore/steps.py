@@ -125,7 +125,8 @@ class Steps:
                 # The cell around was taken for evaluation, and left out; from the next call on it is known better.
                 skipped.trains, scope.skipped = True, None
                 switch.leave_quiet()
-            session.outermost_forward(True)
+            if not session.outermost_forward(True):
+                session.listening = False  # nothing inside this forward matters to us
             scope.inside += 1
             try:
                 return original(function, *args, **kwargs)

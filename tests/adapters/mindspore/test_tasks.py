@@ -42,6 +42,13 @@ def dump(found: Any) -> tuple[dict[str, Any], Path]:
     return whole, folder
 
 
+def test_a_step_that_is_not_recorded_is_not_looked_at(record: Any) -> None:
+    """A loss around cells is no cell: what is called inside `value_and_grad` must know of the step all the same."""
+    found = record(PROGRAM.replace("range(2)", "range(4)"), task="tensor", steps="2")
+    assert sorted(path.name for path in found.run_dir.glob("step*")) == ["step2"]
+    assert found.mark["steps"] == [2]
+
+
 def test_values_and_checksums_are_of_the_tensors_as_they_were(record: Any) -> None:
     found = record(PROGRAM, task="tensor", summary_mode="md5")
     whole, folder = dump(found)
