@@ -102,6 +102,9 @@ class Stop:
     def _is_complete(self, attempt: Attempt, step: int) -> bool:
         there = {folder.rank: folder for folder in attempt.layout.rank_folders(step)}
         wanted = {None if rank < 0 else rank for rank in attempt.seen or self._attempt.seen}
+        if None not in wanted:
+            # Also those that are not as far: their first step may be still to come.
+            wanted |= _recording(attempt.layout) & (attempt.ranks or frozenset(attempt.layout.roster_ranks()))
         return bool(wanted) and all(
             rank in there and there[rank].is_finished and there[rank].tensors.is_dir() for rank in wanted
         )
@@ -154,3 +157,15 @@ class Stop:
             write_atomically(self._layout.control, text + "\n")
         except OSError as error:
             self._say("note", f"in-run: {self._layout.control} cannot be written: {error.strerror}")
+
+
+def _recording(layout: RunLayout) -> set[int]:
+    """Ranks that record, by their marks."""
+    found = set()
+    for rank in layout.roster_ranks():
+        try:
+            if roster.load(layout.roster_mark(rank), roster.RankMark).recording:
+                found.add(rank)
+        except ProbeError:
+            continue
+    return found

@@ -280,7 +280,13 @@ def recorded_lines(outcome: RunOutcome, marks: Sequence[RankMark], asked: Number
     expected = [mark for mark in marks if mark.rank in asked]
     attached = [mark for mark in expected if mark.attached and mark.recording]
     refused = [mark for mark in attached if mark.calls and not mark.kept]
-    recorded = [mark for mark in attached if mark not in refused]
+    silent = [mark for mark in attached if not mark.calls]
+    if silent and len(silent) < len(attached):
+        left = _left_files(outcome)
+        silent = [mark for mark in silent if mark.rank not in left]
+    else:
+        silent = []  # none or all, which is another matter
+    recorded = [mark for mark in attached if mark not in refused and mark not in silent]
     missing = [mark for mark in expected if mark not in attached]
     calls = sum(mark.kept for mark in recorded)
     lines = []
@@ -310,6 +316,9 @@ def recorded_lines(outcome: RunOutcome, marks: Sequence[RankMark], asked: Number
     reasons: dict[str, list[int]] = {}
     for mark in missing:
         reasons.setdefault(mark.note or mark.ended, []).append(mark.rank)
+    for mark in silent:
+        why = mark.note or "it attached, but no call came in the steps and scope asked for"
+        reasons.setdefault(why, []).append(mark.rank)
     for mark in refused:
         why = next(reason for reason in mark.lost if reason.startswith(FILE_SYSTEM))
         reasons.setdefault(f"nothing of it could be written: {why}", []).append(mark.rank)
@@ -325,6 +334,17 @@ def recorded_lines(outcome: RunOutcome, marks: Sequence[RankMark], asked: Number
     if partial and any(lost.values()):
         lines.append(f"steps with losses: {spans(partial)}")
     return lines + _stopped_lines(recorded) + _unmatched_lines(recorded)
+
+
+def _left_files(outcome: RunOutcome) -> set[int]:
+    """Ranks that have left records on the disk, whatever their marks say: one that was killed could not update it."""
+    if outcome.run_dir is None:
+        return set()
+    layout = RunLayout(outcome.run_dir, outcome.attempt)
+    folders = (folder for step in layout.steps() for folder in layout.rank_folders(step))
+    return {
+        folder.rank for folder in folders if folder.rank is not None and (folder.is_finished or folder.journal.exists())
+    }
 
 
 def next_lines(outcome: RunOutcome, marks: Sequence[RankMark]) -> list[str]:

@@ -169,6 +169,22 @@ def test_after_n_findings_values_are_ordered_and_recording_stops(put: Any, follo
     assert (summary["after"], summary["state"], summary["step_with_values"]) == (4, "stopped", first)
 
 
+def test_a_rank_that_is_behind_is_waited_for(put: Any, follow: Any, tmp_path: Path) -> None:
+    """It has recorded nothing yet when the orders are given."""
+    for step in range(8):
+        put("b", step, 0)
+    put("t", 1, 0, 1.5)
+    follower, _ = follow(stop_at=1)
+    follower.look()
+    control = tmp_path / "t/control.yaml"
+    first = int(control.read_text().splitlines()[2].removeprefix("steps: ").split("-")[0])
+    for rank in (0, 1):
+        put("t", first, rank, 1.5)
+        (tmp_path / f"t/step{first}/rank{rank}/dump_tensor_data").mkdir()
+        follower.look()
+        assert ("record: off" in control.read_text()) is (rank == 1)
+
+
 @pytest.mark.parametrize(
     ("task", "said_of_it"), [("tensor", "values of all its ops in "), ("structure", "no values (task structure)")]
 )

@@ -180,6 +180,16 @@ def test_missing_ranks_are_grouped_by_reason_and_losses_summed() -> None:
     assert not roster.is_complete(marks, ALL)
 
 
+def test_a_rank_without_a_call_has_not_recorded(tmp_path: Path) -> None:
+    marks = [mark(0), mark(1, calls=0, steps=()), mark(2, calls=0, steps=())]
+    journal = RunLayout(tmp_path).rank_folder(0, 2).journal  # of a rank that was killed before its mark was written
+    journal.parent.mkdir(parents=True)
+    journal.touch()
+    lines = roster.recorded_lines(RunOutcome(tmp_path), marks, ALL)
+    assert lines[0].startswith("recorded by 2 of 3 ranks, steps 0-1, 10 calls")
+    assert lines[1:] == ["missing: rank 1: it attached, but no call came in the steps and scope asked for"]
+
+
 def test_ranks_not_asked_for_are_not_missing() -> None:
     marks = [mark(0), mark(1, recording=False, calls=0)]
     (line,) = roster.recorded_lines(RunOutcome(Path("/r")), marks, NumberSet.parse("0"))
