@@ -86,7 +86,8 @@ def _why(mark: RankMark | None, *, has_roster: bool) -> str:
         return "it left no mark in the roster" if has_roster else ""
     if not mark.attached:
         return mark.note or mark.ended or "the probe never reached it"
-    return "; ".join(text for text in (mark.ended, mark.exception) if text) or mark.note
+    has = f"it recorded steps {number_ranges(mark.steps)}" if mark.steps else "it recorded no step"
+    return "; ".join(text for text in (mark.ended, mark.exception, mark.note, has) if text)
 
 
 def why_empty(mark: RankMark | None) -> str:

@@ -137,14 +137,16 @@ def test_the_manifests_bench_is_used(aggregate: Aggregate, make_run: Callable[..
 def test_a_missing_rank_with_the_rosters_reason(aggregate: Aggregate, make_run: Callable[..., Path]) -> None:
     target, bench = make_run("t", 2.0, 2.0), make_run("b", 2.0, 2.0)
     layout = RunLayout(target)
-    roster.save(layout.manifest, Manifest(("torchrun",), "train.py", "torchrun", "now", world_size=4))
+    roster.save(layout.manifest, Manifest(("torchrun",), "train.py", "torchrun", "now", world_size=5))
     for rank in (0, 1):
-        roster.save(layout.roster_mark(rank), RankMark(rank, attached=True, world_size=4, lost={"queue full": 3}))
+        roster.save(layout.roster_mark(rank), RankMark(rank, attached=True, world_size=5, lost={"queue full": 3}))
     roster.save(layout.roster_mark(2), RankMark(2, attached=False, note="python -I"))
     roster.save(layout.roster_mark(3), RankMark(3, attached=True, recording=False))
+    roster.save(layout.roster_mark(4), RankMark(4, attached=True, ended="finished", steps=(1, 2)))
     code, out, _ = aggregate(target, "--bench", bench)
     assert code == 3
-    assert "2 of 3 ranks x 1 step" in out
+    assert "2 of 4 ranks x 1 step" in out
+    assert "rank 4 left nothing in step 0: finished; it recorded steps 1-2" in out
     assert "rank 2 left nothing in step 0: python -I" in out
     assert "rank 3 left" not in out
     assert "ranks 0-1: calls lost: 3 (queue full)" in out
