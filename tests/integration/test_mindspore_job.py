@@ -46,7 +46,8 @@ def launched(how: str, python: Path, run_dir: Path, script: Path, *probe: str) -
     command: list[Any] = ["-m", "msprobe_launch", "--run-dir", run_dir, *probe]
     if how == "command":
         return [*command, "--backend", "command", "--", *msrun(python, run_dir.parent / "log"), script]
-    who = ["--probe-msrun", "exec"] if how == "exec" else []
+    # The installed msrun's own port is one for all: another test's job may have it.
+    who = ["--probe-msrun", "exec", f"--master_port={free_port()}"] if how == "exec" else []
     return [*command, "--backend", "msrun", "--nproc", "2", *who, script]
 
 
