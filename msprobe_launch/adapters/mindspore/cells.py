@@ -87,8 +87,6 @@ class CellCalls:
             session.guard.miss("cell call in another thread")
             return self._original(cell, *args, **kwargs)
         if session.modules or session.in_backward or self._scope.inside:
-            if not session.recording:
-                return self._original(cell, *args, **kwargs)
             return self._record(cell, info, top, args, kwargs)
         recorded = session.outermost_forward(gradients)
         try:

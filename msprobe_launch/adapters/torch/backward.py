@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction
 
-from msprobe_launch.adapters.torch.edges import Inputs, consumers, hits_of, made_since, next_sequence_number, source_of
+from msprobe_launch.adapters.torch.edges import Inputs, consumers, made_since, next_sequence_number, source_of
 from msprobe_launch.adapters.torch.quiet import Quiet
 from msprobe_launch.capture.plain import collect
 from msprobe_launch.records.model import CallRecord, OpRef, Value
@@ -34,7 +34,7 @@ places of its inputs among the other's: it gets the same gradients. (call, its p
 
 
 class OneNode:
-    """The backward of a call that made one node, with one output: most calls. The node's hook, and all of its state.
+    """The backward of a call with one output, whose node consumes the inputs too: most calls. Hook and state in one.
 
     `hits` are (gradient slot, input index), each input once; all that is recorded comes at one time.
     """
@@ -162,6 +162,15 @@ class NameHook:
             session.guard.lose("backward", error)
 
 
+def _is_whole(found: tuple[Any, list[tuple[int, int]]], nodes: dict[Any, Any]) -> bool:
+    """True where the only node that consumes inputs also made the output, and each input goes in once.
+
+    A tensor in two places gets the sum of two gradients.
+    """
+    node, hits = found
+    return node in nodes and (len(hits) == 1 or len({index for _, index in hits}) == len(hits))
+
+
 class BackwardWatch:
     """Watches calls for their gradients and emits their backward records when they are complete."""
 
@@ -189,41 +198,6 @@ class BackwardWatch:
         if single is not None and self._encloses_latest(op, parent, inputs, single):
             return
         edges = inputs.places() if inputs is not None else {}
-        state: OpenBackward | OneNode | None = None
-        if single is not None and inputs is not None and inputs.sequence is not None:
-            state = self._watch_one(op, parent, inputs, edges, single)
-        if state is None:
-            state = self._watch_any(op, parent, inputs, edges, outputs)
-        if single is not None and state is not None:
-            # Only a module's call is found around another one.
-            self._latest = _Latest(state, inputs, edges, single) if self._session.takes_modules else None
-
-    def _watch_one(
-        self, op: OpRef, parent: OpRef | None, inputs: Inputs, edges: dict[tuple[int, int], int], result: Tensor
-    ) -> OneNode | None:
-        """Watch a call that is one node of the graph; None where it is another number of them."""
-        node, number = source_of(result)
-        sequence = inputs.sequence
-        if node is None or sequence is None or (id(node), number) in edges:
-            return None
-        hits, inside = hits_of(node, edges, sequence)
-        if inside is not None or not hits:
-            return None
-        if len(hits) > 1 and len({index for _, index in hits}) < len(hits):
-            return None  # one tensor in two places: its gradients are added
-        state = OneNode(self, op, parent, number, hits, len(inputs.edges))
-        node.register_hook(state)
-        return state
-
-    def _watch_any(
-        self,
-        op: OpRef,
-        parent: OpRef | None,
-        inputs: Inputs | None,
-        edges: dict[tuple[int, int], int],
-        outputs: list[Tensor],
-    ) -> OpenBackward | None:
-        """Watch a call of whatever shape; None where it made no node."""
         nodes: dict[Any, list[tuple[int, int]]] = {}
         for index, tensor in enumerate(outputs):
             node, number = source_of(tensor)
@@ -231,20 +205,38 @@ class BackwardWatch:
             if node is not None and (id(node), number) not in edges:
                 nodes.setdefault(node, []).append((number, index))
         if not nodes:
-            return None
-        state = OpenBackward(op, parent, len(outputs), len(inputs.edges) if inputs is not None else 0)
+            return
+        found = []
         if inputs is not None and inputs.sequence is not None:
-            missing = state.missing
-            for node, hits in consumers(nodes, edges, inputs.sequence):
-                for _, index in hits:
-                    missing[index] += 1
-                state.awaited += 1
-                # One hook serves both ends of an operation that is a single node.
-                node.register_hook(NodeHook(self, state, hits, nodes.pop(node, None)))
+            found = consumers(nodes, edges, inputs.sequence)
+        count = len(inputs.edges) if inputs is not None else 0
+        state: OneNode | OpenBackward
+        if single is not None and len(found) == 1 and _is_whole(found[0], nodes):
+            node, hits = found[0]
+            state = OneNode(self, op, parent, nodes[node][0][0], hits, count)
+            node.register_hook(state)
+        else:
+            state = OpenBackward(op, parent, len(outputs), count)
+            self._hook(state, nodes, found)
+        if single is not None:
+            # Only a module's call is found around another one.
+            self._latest = _Latest(state, inputs, edges, single) if self._session.takes_modules else None
+
+    def _hook(
+        self,
+        state: OpenBackward,
+        nodes: dict[Any, list[tuple[int, int]]],
+        found: list[tuple[Any, list[tuple[int, int]]]],
+    ) -> None:
+        """Hooks on the nodes of a call's outputs, and on those that consume its inputs; one where they are the same."""
+        for node, hits in found:
+            for _, index in hits:
+                state.missing[index] += 1
+            state.awaited += 1
+            node.register_hook(NodeHook(self, state, hits, nodes.pop(node, None)))
         for node, places in nodes.items():
             state.awaited += 1
             node.register_prehook(NodePreHook(self, state, places))
-        return state
 
     def _encloses_latest(self, op: OpRef, parent: OpRef | None, inputs: Inputs | None, result: Tensor) -> bool:
         """True where a call has added nothing to the graph but what the call inside it has, which is watched.

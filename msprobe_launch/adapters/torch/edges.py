@@ -99,57 +99,44 @@ def source_of(tensor: Tensor) -> tuple[Any, int]:
         return tensor.grad_fn, tensor.output_nr
 
 
-def hits_of(
-    node: Any, edges: dict[tuple[int, int], int], sequence: int
-) -> tuple[list[tuple[int, int]], list[Any] | None]:
-    """(gradient slot, input index) of the inputs that a node of the call consumes, and the call's nodes behind it.
-
-    `edges` are the inputs by identity, `sequence` the number of the call's first node.
-    """
-    hits: list[tuple[int, int]] = []
-    inside: list[Any] | None = None
-    slot = -1
-    for following, number in node.next_functions:
-        slot += 1
-        if following is None:
-            continue
-        index = edges.get((id(following), number))
-        if index is None:
-            order = following._sequence_nr()
-            if order < sequence and order >= 0:
-                continue  # older than the call
-            if order >= 0 and order <= LEAF_SEQUENCE:
-                if inside is None:
-                    inside = []
-                inside.append(following)
-                continue
-            leaf = getattr(following, "variable", None)
-            index = edges.get((id(leaf), 0)) if leaf is not None else None
-            if index is None:
-                continue
-        hits.append((slot, index))
-    return hits, inside
-
-
 def consumers(
     nodes: dict[Any, Any], edges: dict[tuple[int, int], int], sequence: int
 ) -> list[tuple[Any, list[tuple[int, int]]]]:
-    """Nodes made by the call that consume one of its inputs, with what `hits_of` says of them.
+    """Nodes made by the call that consume one of its inputs, with (gradient slot, input index) each.
 
-    `nodes` are those of the outputs.
+    `nodes` are those of the outputs, `edges` the inputs by identity, `sequence` the number of the call's first node.
     """
     todo = list(nodes)
-    seen = set(nodes)
+    seen = None
     found = []
     while todo:
         node = todo.pop()
-        hits, inside = hits_of(node, edges, sequence)
+        hits: list[tuple[int, int]] = []
+        slot = -1
+        for following, number in node.next_functions:
+            slot += 1
+            if following is None:
+                continue
+            index = edges.get((id(following), number))
+            if index is None:
+                order = following._sequence_nr()
+                if order < sequence and order >= 0:
+                    continue  # older than the call
+                if order < 0 or order > LEAF_SEQUENCE:
+                    leaf = getattr(following, "variable", None)
+                    index = edges.get((id(leaf), 0)) if leaf is not None else None
+                    if index is None:
+                        continue
+                else:
+                    if seen is None:
+                        seen = set(nodes)
+                    if following not in seen:
+                        seen.add(following)
+                        todo.append(following)
+                    continue
+            hits.append((slot, index))
         if hits:
             found.append((node, hits))
-        for following in inside or ():
-            if following not in seen:
-                seen.add(following)
-                todo.append(following)
     return found
 
 

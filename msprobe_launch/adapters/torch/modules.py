@@ -91,8 +91,6 @@ class ModuleCalls:
             session.guard.miss("module call inside a traced function")
             return self._original(module, *args, **kwargs)
         if session.modules or session.in_backward:
-            if not session.recording:
-                return self._original(module, *args, **kwargs)
             if session.in_backward and isinstance(module, torch.fx.GraphModule) and from_compiler(_frame()):
                 return self._original(module, *args, **kwargs)
             return self._record(module, args, kwargs)
