@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from msprobe_launch.errors import ProbeError, UsageError
 if TYPE_CHECKING:
     from aggregator import noise
     from aggregator.report.base import Report
+    from msprobe_launch.records.numbers import NumberSet
 
 FORMATS = ("csv", "xlsx", "parquet")
 VERDICTS = ("msprobe", "noise")
@@ -135,8 +135,8 @@ def parser() -> argparse.ArgumentParser:
         "the dumps say how",
     )
     made.add_argument("--attempt", type=int, metavar="K", help="restart to read (default: the last)")
-    made.add_argument("--steps", type=_numbers, default=frozenset(), metavar="LIST", help="such as 0,2,5-8")
-    made.add_argument("--ranks", type=_numbers, default=frozenset(), metavar="LIST", help="such as 0,2,5-8")
+    made.add_argument("--steps", type=_numbers, metavar="LIST", help="such as 0,2,5-8")
+    made.add_argument("--ranks", type=_numbers, metavar="LIST", help="such as 0,2,5-8")
     made.add_argument(
         "--format",
         type=_formats,
@@ -269,6 +269,8 @@ def _run(options: argparse.Namespace) -> int:
     from aggregator.report import summary
     from aggregator.report.table import Format
     from aggregator.request import Request
+    from aggregator.sources import Picked
+    from msprobe_launch.records.numbers import EVERY
 
     request = Request(
         inputs=tuple(options.dirs),
@@ -284,8 +286,7 @@ def _run(options: argparse.Namespace) -> int:
             ),
         ),
         attempt=options.attempt,
-        steps=options.steps,
-        ranks=options.ranks,
+        picked=Picked(options.steps or EVERY, options.ranks or EVERY),
         formats=frozenset(Format(name) for name in options.format),
         allow_missing=options.allow_missing,
         policy=_policy(options),
@@ -346,18 +347,17 @@ def _layout(text: str) -> Path | str:
     return text if text == "auto" else _path(text)
 
 
-def _numbers(text: str) -> frozenset[int]:
-    """`0,2,5-8` -> the numbers, both ends of a range included."""
-    found: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
-        if match is None:
-            raise argparse.ArgumentTypeError(f"{part!r} is neither a number nor a range such as 5-8")
-        low, high = int(match[1]), int(match[2] or match[1])
-        if high < low:
-            raise argparse.ArgumentTypeError(f"the range {part!r} runs backwards")
-        found.update(range(low, high + 1))
-    return frozenset(found)
+def _numbers(text: str) -> NumberSet:
+    """`0,2,5-8`, both ends of a range included."""
+    from msprobe_launch.records.numbers import NumberSet
+
+    try:
+        found = NumberSet.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if not found.ranges:
+        raise argparse.ArgumentTypeError("an empty text picks nothing; to take all, leave the flag out")
+    return found
 
 
 def _tolerance(text: str) -> float:

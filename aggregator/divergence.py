@@ -29,10 +29,11 @@ What a float32 item was computed from may have been bfloat16 (autocast). So T is
 was recorded so far; only parameters and plain values, which nothing was computed into, keep their own.
 
 Gradients that cancel to zero by construction (the bias of attention keys) are nothing but rounding. So there is a least
-scale: 1/128 of the largest value that came in, for an output of a backward call; 1/128 of the largest gradient of its
-module, for a parameter's gradient; and 2^-12 (which is u times 2^12) of the largest value in the same place of all
-calls of the same API, for calls after the step's last backward call (clipping, optimizer, reductions of gradients).
-Inputs and forward outputs before that have no such floor.
+scale: 1/128 of the largest value that came in, times sqrt(K) where K elements came in for each that goes out (the sum
+over the tokens), for an output of a backward call; 1/128 of the largest gradient of its module, for a parameter's;
+and 2^-12 (which is u times 2^12) of the largest value in the same place of all calls of the same API, for calls after
+the step's last backward call (clipping, optimizer, reductions of gradients). Inputs and forward outputs before that
+have no such floor.
 
 The excess is infinite, whatever the tolerance, where NaN or infinity stands on one side only or in another place,
 where dtype or shape differ, where a value that is no tensor differs (floats among them are judged as float32), where an
@@ -123,7 +124,7 @@ def excess(
         certain |= has_both & (npu != bench)
     else:
         _of_statistics(table, tolerance, limits, matched, out, certain, apart)
-    unread = _uninitialised(table)
+    unread = uninitialised(table)
     out[unread] = np.nan
     certain[unread] = False
     for name in ("Dtype", "Tensor Shape"):
@@ -167,7 +168,7 @@ _OVERWRITES = re.compile(
 )
 
 
-def _uninitialised(table: pa.Table) -> npt.NDArray[np.bool_]:
+def uninitialised(table: pa.Table) -> npt.NDArray[np.bool_]:
     """Rows whose values nobody has computed: what an allocation gives, and what an in-place fill finds."""
     ops = partition.texts(table, "op")
     found = ops.among(_ALLOCATES.search) & partition.texts(table, "role").among(lambda text: text == "output")
@@ -270,7 +271,7 @@ def _of_statistics(
         # No mean is larger than the root mean square, but for tables whose statistics do not belong together.
         for side in (npu, bench):
             spread = np.fmax(spread, np.where(np.isfinite(side.numbers[2]), np.abs(side.numbers[2]), 0.0))
-    floor = _floor(table, largest, gradients)
+    floor = _floor(table, largest, elements, gradients)
     if limits is not None:
         floor = np.fmax(floor, limits.floor)
     count = np.sqrt(np.where(elements > 0, elements, 1.0))
@@ -376,7 +377,10 @@ def _widened(
 
 
 def _floor(
-    table: pa.Table, largest: npt.NDArray[np.float64], gradients: partition.Gradients
+    table: pa.Table,
+    largest: npt.NDArray[np.float64],
+    elements: npt.NDArray[np.float64],
+    gradients: partition.Gradients,
 ) -> npt.NDArray[np.float64]:
     """The least scale that gradients are judged against, 0 for all other rows (see the module's docstring)."""
     role = partition.texts(table, "role")
@@ -385,9 +389,13 @@ def _floor(
     sources = (gradients.backward & role.among(lambda text: text == "input")) | gradients.of_parameters
     judged = (gradients.backward & role.among(lambda text: text == "output")) | gradients.of_parameters
     if judged.any():
-        around = np.zeros(len(ops.texts) + 1)
+        around, coming_in = np.zeros(len(ops.texts) + 1), np.zeros(len(ops.texts) + 1)
         np.maximum.at(around, ops.codes[sources], largest[sources])
         floor[judged] = around[ops.codes[judged]] * GRADIENT_FLOOR
+        taken = sources & gradients.backward & (elements > 0)
+        np.maximum.at(coming_in, ops.codes[taken], elements[taken])
+        summed = judged & gradients.backward & (elements > 0)
+        floor[summed] *= np.sqrt(np.fmax(1.0, coming_in[ops.codes[summed]] / elements[summed]))
     rows = np.flatnonzero(gradients.after)
     if len(rows):
         # `Tensor.lerp_.8.forward.input.1` and `Tensor.lerp_.9.forward.input.1` are one place, lists are one as well.

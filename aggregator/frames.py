@@ -7,6 +7,8 @@ frame[frame["op"].str.contains("layer_norm") & (frame["role"] == "output")]
 
 from __future__ import annotations
 
+import math
+import operator
 import os
 import tempfile
 from collections.abc import Callable, Iterable
@@ -20,7 +22,8 @@ from aggregator.layouts import compare as layout_compare
 from aggregator.layouts import plan as layout_plan
 from aggregator.model import RankComparison, RankFailure
 from aggregator.read import ROLES, read
-from msprobe_launch.errors import NothingUsable, UnreadableInput
+from msprobe_launch.errors import NothingUsable, UnreadableInput, UsageError
+from msprobe_launch.records.numbers import EVERY, NumberSet
 
 COLUMNS = {
     "step": "Int64",
@@ -52,14 +55,11 @@ def load(
     that cannot be read is left out; the reasons are in `frame.attrs["failures"]`. Raises NothingUsable where no rank
     can be read, UsageError where `run` is no run.
     """
+    picked = _picked(steps, ranks)
     found = sources.find_run((Path(run),), attempt=attempt)
-    wanted_steps = None if steps is None else set(steps)
-    wanted_ranks = None if ranks is None else set(ranks)
     frames, failures = [], []
     for dump in found.dumps:
-        if wanted_steps is not None and dump.step not in wanted_steps:
-            continue
-        if wanted_ranks is not None and dump.rank not in wanted_ranks:
+        if not picked.takes(dump.step, dump.rank):
             continue
         try:
             frames.append(_frame(dump))
@@ -71,6 +71,22 @@ def load(
     whole: pd.DataFrame = pd.concat(frames, ignore_index=True).astype(COLUMNS)
     whole.attrs["failures"] = failures
     return whole
+
+
+def _picked(steps: Iterable[int] | None, ranks: Iterable[int] | None) -> sources.Picked:
+    return sources.Picked(_numbers("steps", steps), _numbers("ranks", ranks))
+
+
+def _numbers(what: str, given: Iterable[int] | None) -> NumberSet:
+    if given is None:
+        return EVERY
+    try:
+        numbers = [operator.index(number) for number in given]
+    except TypeError:
+        numbers = []
+    if not numbers:
+        raise UsageError(f"{what} is {given!r}, not a list of numbers such as [0, 1]; None takes all")
+    return NumberSet(tuple((number, number) for number in numbers))
 
 
 def _frame(dump: sources.RankDump) -> pd.DataFrame:
@@ -104,30 +120,29 @@ def compare_runs(
     `parent`, `excess`). A column of numbers is float64, NaN where the cell is a word, which then stands in
     `<column>:text`; `excess` above 1 is a finding. Ranks that cannot be compared are in `frame.attrs["failures"]`,
     the first divergence of each rank in `frame.attrs["first"]`, notes in `frame.attrs["notes"]`. Raises NothingUsable
-    where no rank can be compared. With `policy` (`noise.Policy()`) excess, `Result` and `Err_message` are those of
-    `--verdict noise`. With `layout` (a layout file, or "auto") ranks are put together first; a combined rank has the
-    number of its lowest.
+    where no rank can be compared, UsageError for a `tolerance` that is no positive number. With `policy`
+    (`noise.Policy()`) excess, `Result` and `Err_message` are those of `--verdict noise`. With `layout` (a layout file,
+    or "auto") ranks are put together first; a combined rank has the number of its lowest.
     """
+    picked = _picked(steps, ranks)
+    if tolerance is not None and not 0 < tolerance < math.inf:
+        raise UsageError(f"tolerance is {tolerance!r}, not a positive number such as 0.001")
     runs = sources.find_run((Path(target),)), sources.find_run((Path(bench),))
     jobs: list[tuple[int | None, int | None, Callable[..., RankComparison | RankFailure]]]
     if layout is None:
-        pairs, unpaired, notes = sources.pair(*runs)
+        pairs, unpaired, notes = sources.pair(*runs, picked)
         jobs = [(pair.step, pair.rank, partial(compare.compare_rank, pair.target, pair.bench)) for pair in pairs]
     else:
-        planned = layout_plan.plan(*runs, layout)
+        planned = layout_plan.plan(*runs, layout, picked)
         unpaired, notes = planned.failures, planned.notes
         jobs = [(one.step, one.rank, partial(layout_compare.compare_unit, one.unit)) for one in planned.planned]
-    wanted_steps = None if steps is None else set(steps)
-    wanted_ranks = None if ranks is None else set(ranks)
     frames: list[pd.DataFrame] = []
     failures = [f"step {entry.step} rank {entry.rank}: {entry.reason}" for entry in unpaired]
     firsts, told = [], list(notes)
     with tempfile.TemporaryDirectory(prefix="msprobe-compare-") as place:
         partition = Path(place) / "partition.parquet"
         for step, rank, job in jobs:
-            if wanted_steps is not None and step not in wanted_steps:
-                continue
-            if wanted_ranks is not None and rank not in wanted_ranks:
+            if not picked.takes(step, rank):
                 continue
             found = job(
                 step=step, rank=rank, partition=partition, tolerance=tolerance, matching=matching, policy=policy

@@ -63,10 +63,10 @@ def aggregate(request: Request, executors: Executors) -> Report:
             raise UsageError(
                 f"--verdict noise works on dumps; {found.roots[0]} holds compare results, whose Result stays as it is"
             )
-        found = selection.result_files(request, found)
+        found = selection.result_files(request.picked, found)
         with executors(len(found.files), _largest(found.files)) as executor:
             return _from_results(request, found, executor)
-    run = selection.dumps(request, found)
+    run = selection.dumps(request.picked, found)
     bench = request.bench or selection.bench_of(run)
     trusted = selection.trusted_runs(bench, request.policy)
     selection.check_layout(request, trusted)
@@ -76,8 +76,8 @@ def aggregate(request: Request, executors: Executors) -> Report:
         if not trusted:
             return _from_run(request, run, executor)
         if request.layout is not None:
-            return _from_layout(request, request.layout, run, trusted[0], bench, executor)
-        return _from_pairs(request, run, trusted, bench, executor)
+            return _from_layout(request, request.layout, found, trusted[0], bench, executor)
+        return _from_pairs(request, found, trusted, bench, executor)
 
 
 def _largest(inputs: Sequence[sources.ResultFile] | Sequence[sources.RankDump]) -> int:
@@ -105,7 +105,7 @@ def _from_results(request: Request, found: ResultSet, executor: Executor) -> Rep
     ]
     compared, failures = _sorted(pool.run(executor, jobs), RankComparison)
     seen = {(file.step, file.rank) for file in found.files}
-    missing = attendance.gaps(found.steps, seen, asked=request.ranks)
+    missing = attendance.gaps(found.steps, seen, asked=request.picked.ranks)
     return _compared_report(
         request,
         Task.RESULTS,
@@ -120,12 +120,15 @@ def _from_results(request: Request, found: ResultSet, executor: Executor) -> Rep
 
 
 def _from_pairs(
-    request: Request, run: Run, trusted: Sequence[Run], bench_paths: tuple[Path, ...], executor: Executor
+    request: Request, whole: Run, trusted: Sequence[Run], bench_paths: tuple[Path, ...], executor: Executor
 ) -> Report:
-    """`trusted` is the bench, and perhaps a second trusted run."""
+    """`whole` is the run with what was not picked; `trusted` the bench, and perhaps a second trusted run."""
+    run = selection.dumps(request.picked, whole)
     output = places.make(request, run.roots[0])
-    pairs, unpaired, notes = sources.pair(run, trusted[0])
-    second = {} if len(trusted) < 2 else {(p.step, p.rank): p.bench for p in sources.pair(run, trusted[1])[0]}
+    pairs, unpaired, notes = sources.pair(whole, trusted[0], request.picked)
+    second = {}
+    if len(trusted) > 1:
+        second = {(p.step, p.rank): p.bench for p in sources.pair(whole, trusted[1], request.picked)[0]}
     if alone_in := [p for p in pairs if len(trusted) > 1 and (p.step, p.rank) not in second]:
         notes += (f"{len(alone_in)} ranks of steps are not in the second trusted run and are judged without it",)
     filled, empty = _without_empty(run, pairs)
@@ -147,17 +150,18 @@ def _from_pairs(
         executor,
         output,
         [*pool.run(executor, jobs), *unpaired, *empty],
-        missing=attendance.missing(run, request.ranks),
+        missing=attendance.missing(run, request.picked.ranks),
         expected=attendance.expected(run),
         notes=notes,
     )
 
 
 def _from_layout(
-    request: Request, layout: Path | str, run: Run, bench: Run, bench_paths: tuple[Path, ...], executor: Executor
+    request: Request, layout: Path | str, whole: Run, bench: Run, bench_paths: tuple[Path, ...], executor: Executor
 ) -> Report:
     """As `_from_pairs`, ranks of either side put together first."""
-    planned = layout_plan.plan(run, bench, layout)
+    run = selection.dumps(request.picked, whole)
+    planned = layout_plan.plan(whole, bench, layout, request.picked)
     output = places.make(request, run.roots[0])
     jobs = [
         partial(layout_compare.compare_unit, entry.unit, **_how(request, output, entry.step, entry.rank))
@@ -217,7 +221,7 @@ def _of_dumps(
         failures,
         executor,
         missing=missing,
-        missing_steps=attendance.missing_steps(run, request.steps),
+        missing_steps=attendance.missing_steps(run, request.picked.steps),
         expected=expected,
         bench=bench_paths,
         notes=run.notes + tuple(f"bench: {note}" for note in bench.notes) + notes,
@@ -261,8 +265,8 @@ def _from_run(request: Request, run: Run, executor: Executor) -> Report:
         mode=Mode.STATISTICS,
         alone=described,
         failures=failures,
-        missing=attendance.missing(run, request.ranks),
-        missing_steps=attendance.missing_steps(run, request.steps),
+        missing=attendance.missing(run, request.picked.ranks),
+        missing_steps=attendance.missing_steps(run, request.picked.steps),
         expected=attendance.expected(run),
         allow_missing=request.allow_missing,
         first_nonfinite=min(

@@ -8,11 +8,12 @@ from pathlib import Path
 from aggregator import match, noise
 from aggregator.merge_config import MergeConfig
 from aggregator.report.table import Format
+from aggregator.sources import ALL, Picked
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a person asked for. Empty `steps` and `ranks` mean all; `time` is the name of the output folder.
+    """What a person asked for. `time` is the name of the output folder.
 
     `policy` None judges by msprobe's rules and the tolerances of `divergence`. `layout` (a file, or
     `layouts.plan.AUTO`) puts ranks together before they are compared; None compares rank by rank.
@@ -26,8 +27,7 @@ class Request:
     tolerance: float | None = None
     matching: match.Options = match.PLAIN
     attempt: int | None = None
-    steps: frozenset[int] = frozenset()
-    ranks: frozenset[int] = frozenset()
+    picked: Picked = ALL
     formats: frozenset[Format] = frozenset(Format)
     allow_missing: bool = False
     policy: noise.Policy | None = None

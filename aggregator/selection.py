@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from aggregator import noise, sources
 from aggregator.request import Request
-from aggregator.sources import ResultSet, Run
+from aggregator.sources import Picked, RankDump, ResultFile, ResultSet, Run
 from msprobe_launch.errors import NothingUsable, RunDirectoryError, UsageError
+from msprobe_launch.records.numbers import EVERY
 
 
 def trusted_runs(paths: Sequence[Path], policy: noise.Policy | None) -> list[Run]:
@@ -57,41 +59,31 @@ def bench_of(run: Run) -> tuple[Path, ...]:
     )
 
 
-def dumps(request: Request, run: Run) -> Run:
-    steps = {dump.step for dump in run.dumps if dump.step is not None}
-    _check_asked("steps", request.steps, steps)
-    _check_asked("ranks", request.ranks, {d.rank for d in run.dumps} | {mark.rank for mark in run.marks})
-    dumps = tuple(
-        dump
-        for dump in run.dumps
-        if (not request.steps or dump.step in request.steps) and (not request.ranks or dump.rank in request.ranks)
-    )
-    if not dumps:
-        raise NothingUsable("no step and rank of the run is left after --steps and --ranks")
-    return dataclasses.replace(run, dumps=dumps)
+def dumps(picked: Picked, run: Run) -> Run:
+    """The run with the picked dumps only. Raises UsageError, NothingUsable where none is left."""
+    ranks = {dump.rank for dump in run.dumps} | {mark.rank for mark in run.marks}
+    kept = _kept(picked, run.dumps, ranks, "step and rank of the run")
+    return dataclasses.replace(run, dumps=kept)
 
 
-def result_files(request: Request, found: ResultSet) -> ResultSet:
-    _check_asked("steps", request.steps, {file.step for file in found.files})
-    _check_asked("ranks", request.ranks, {file.rank for file in found.files})
-    files = tuple(
-        file
-        for file in found.files
-        if (not request.steps or file.step in request.steps) and (not request.ranks or file.rank in request.ranks)
-    )
-    if not files:
-        raise NothingUsable("no compare result is left after --steps and --ranks")
-    return dataclasses.replace(found, files=files)
+def result_files(picked: Picked, found: ResultSet) -> ResultSet:
+    """The picked results only. Raises UsageError, NothingUsable where none is left."""
+    kept = _kept(picked, found.files, {file.rank for file in found.files}, "compare result")
+    return dataclasses.replace(found, files=kept)
 
 
-def _check_asked(what: str, asked: frozenset[int], there: Iterable[int | None]) -> None:
-    known = {number for number in there if number is not None}
-    absent = asked - known
-    if absent and not asked & known:
-        raise UsageError(
-            f"--{what}: {sources.number_ranges(absent)} are not there",
-            hint=f"There are: {sources.number_ranges(known)}",
-        )
+_Entry = TypeVar("_Entry", RankDump, ResultFile)
+
+
+def _kept(picked: Picked, entries: Sequence[_Entry], ranks: Iterable[int | None], what: str) -> tuple[_Entry, ...]:
+    for flag, asked, there in (("steps", picked.steps, {e.step for e in entries}), ("ranks", picked.ranks, ranks)):
+        known = {number for number in there if number is not None}
+        if asked != EVERY and not any(number in asked for number in known):
+            raise UsageError(f"--{flag}: {asked} are not there", hint=f"There are: {sources.number_ranges(known)}")
+    kept = tuple(entry for entry in entries if picked.takes(entry.step, entry.rank))
+    if not kept:
+        raise NothingUsable(f"no {what} is left after --steps and --ranks")
+    return kept
 
 
 def check_layout(request: Request, trusted: Sequence[Run]) -> None:
@@ -102,5 +94,5 @@ def check_layout(request: Request, trusted: Sequence[Run]) -> None:
         raise UsageError("--layout puts ranks together for a comparison, and there is no bench", hint="--bench RUN_DIR")
     if len(trusted) > 1:
         raise UsageError("--layout takes one trusted run; --bench names two", hint="Leave out one.")
-    if request.ranks:
+    if request.picked.ranks != EVERY:
         raise UsageError("--layout needs all ranks of a group; --ranks leaves some out", hint="Leave out --ranks.")

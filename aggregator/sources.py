@@ -17,6 +17,7 @@ from aggregator.model import RankFailure
 from msprobe_launch.errors import NothingUsable, RunDirectoryError, UnreadableInput, UsageError
 from msprobe_launch.records import roster
 from msprobe_launch.records.layout import RankFolder, RunLayout, rank_folders, step_number
+from msprobe_launch.records.numbers import EVERY, NumberSet, spans
 from msprobe_launch.records.roster import Manifest, RankMark
 
 # 26.2 and 8.1.1 write `rank0`, 1.2.2 `rank0-rank0` (target, bench), one process nothing or `rank`.
@@ -58,6 +59,11 @@ class Run:
     def steps(self) -> tuple[int | None, ...]:
         """Steps on disk, ascending."""
         return tuple(sorted({dump.step for dump in self.dumps}, key=lambda s: (s is None, s or 0)))
+
+    @property
+    def is_one_rank(self) -> bool:
+        """True where a rank folder or a dump.json was named, so that nobody asked for the others."""
+        return len(self.dumps) == 1 and self.roots == (self.dumps[0].folder.path,)
 
     @property
     def world_size(self) -> int | None:
@@ -308,6 +314,27 @@ def _joined_results(sets: Sequence[ResultSet]) -> ResultSet:
 
 
 @dataclass(frozen=True, slots=True)
+class Picked:
+    """The steps and ranks a person asked for; what has no number of its own is taken only where all are."""
+
+    steps: NumberSet = EVERY
+    ranks: NumberSet = EVERY
+
+    def takes(self, step: int | None, rank: int | None) -> bool:
+        return self.takes_step(step) and self._takes(self.ranks, rank)
+
+    def takes_step(self, step: int | None) -> bool:
+        return self._takes(self.steps, step)
+
+    @staticmethod
+    def _takes(numbers: NumberSet, number: int | None) -> bool:
+        return number in numbers if number is not None else numbers == EVERY
+
+
+ALL = Picked()
+
+
+@dataclass(frozen=True, slots=True)
 class Pair:
     """A rank of a step of the target, and its counterpart in the bench."""
 
@@ -317,34 +344,50 @@ class Pair:
     bench: RankFolder
 
 
-def pair(target: Run, bench: Run) -> tuple[tuple[Pair, ...], tuple[RankFailure, ...], tuple[str, ...]]:
-    """Pairs by (step, rank), the dumps of the target without a counterpart with the reason, and notes.
+def pair_steps(target: Run, bench: Run, picked: Picked = ALL) -> tuple[dict[int | None, int | None], list[str]]:
+    """(the bench's step of each picked step of the target that has one, notes).
 
-    Where each side holds one step only, these are a pair whatever their numbers; likewise where a side's step holds
-    one rank only.
+    Where each run has one step only, these belong together whatever their numbers.
     """
     notes: list[str] = []
-    step_of = {step: step for step in target.steps}
-    if len(target.steps) == len(bench.steps) == 1 and target.steps != bench.steps:
+    step_of = {step: step for step in target.steps if step in bench.steps}
+    if len(target.steps) == len(bench.steps) == 1 and not step_of:
         step_of = {target.steps[0]: bench.steps[0]}
         if target.steps[0] is not None and bench.steps[0] is not None:
             notes.append(f"step {target.steps[0]} is compared with the bench's only step {bench.steps[0]}")
-    extra = [step for step in bench.steps if step not in step_of.values()]
+    extra = [step for step in bench.steps if step not in step_of.values() and picked.takes_step(step)]
     if extra:
         notes.append(f"steps only in the bench, not compared: {number_ranges(extra)}")
+    return {step: other for step, other in step_of.items() if picked.takes_step(step)}, notes
+
+
+def no_such_step(bench: Run, step: int | None) -> str:
+    """Why a step of the target is not compared."""
+    return f"the bench has no step {step} (it has {number_ranges(bench.steps)})"
+
+
+def pair(
+    target: Run, bench: Run, picked: Picked = ALL
+) -> tuple[tuple[Pair, ...], tuple[RankFailure, ...], tuple[str, ...]]:
+    """Pairs by (step, rank), the dumps of the target without a counterpart with the reason, and notes.
+
+    Both runs are whole: `picked` says what of them is compared. Where each has one step only, these are a pair
+    whatever their numbers; likewise where a step of each has one rank only.
+    """
+    step_of, notes = pair_steps(target, bench, picked)
     pairs: list[Pair] = []
     failures: list[RankFailure] = []
     for step in target.steps:
-        own = [dump for dump in target.dumps if dump.step == step]
-        others = [dump for dump in bench.dumps if dump.step == step_of[step]]
-        if not others:
-            known = number_ranges(bench.steps)
-            failures += [
-                RankFailure(step, d.rank, d.folder.path, f"the bench has no step {step} (it has {known})") for d in own
-            ]
+        if not picked.takes_step(step):
             continue
+        own = [dump for dump in target.dumps if dump.step == step]
+        wanted = [dump for dump in own if picked.takes(step, dump.rank)]
+        if step not in step_of:
+            failures += [RankFailure(step, d.rank, d.folder.path, no_such_step(bench, step)) for d in wanted]
+            continue
+        others = [dump for dump in bench.dumps if dump.step == step_of[step]]
         by_rank = {dump.rank: dump for dump in others}
-        for dump in own:
+        for dump in wanted:
             other = by_rank.get(dump.rank)
             if other is None and len(own) == len(others) == 1:
                 other = others[0]
@@ -357,19 +400,13 @@ def pair(target: Run, bench: Run) -> tuple[tuple[Pair, ...], tuple[RankFailure, 
                 failures.append(RankFailure(step, dump.rank, dump.folder.path, reason))
             else:
                 pairs.append(Pair(step, dump.rank, dump.folder, other.folder))
-        only_bench = sorted(r for r in by_rank if r is not None and r not in {d.rank for d in own})
-        if only_bench and len(own) > 1:
+        mine = {d.rank for d in own} if len(own) > 1 or len(others) > 1 else set(by_rank)
+        only_bench = [rank for rank in by_rank if rank is not None and rank not in mine and picked.takes(step, rank)]
+        if only_bench and not target.is_one_rank:
             notes.append(f"step {step}: ranks only in the bench: {number_ranges(only_bench)}")
     return tuple(pairs), tuple(failures), tuple(dict.fromkeys(notes))
 
 
 def number_ranges(values: Iterable[int | None]) -> str:
     """`0-3, 5`; `none` for nothing."""
-    numbers = sorted({value for value in values if value is not None})
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in ranges) or "none"
+    return spans(value for value in values if value is not None) or "none"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msprobe_launch import __version__
-from msprobe_launch.config import DataMode, Level, NumberSet, ProbeConfig, StepOn, SummaryMode, Task, WhenFull
+from msprobe_launch.config import DataMode, Level, ProbeConfig, StepOn, SummaryMode, Task, WhenFull
 from msprobe_launch.config_sources import ENV_PREFIX, SETTINGS, Resolved, resolve
 from msprobe_launch.errors import ConfigError, ProbeError, UsageError, near_miss
 from msprobe_launch.launch import choice, roster
@@ -26,6 +26,7 @@ from msprobe_launch.launch.rundir import check_bench, default_run_dir
 from msprobe_launch.launch.settings import VARIABLES, ExitCode, add_options, resolve_settings
 from msprobe_launch.launch.text import show, signal_name
 from msprobe_launch.logs import configure, get_logger
+from msprobe_launch.records.numbers import NumberSet
 from msprobe_launch.records.roster import Manifest
 
 if TYPE_CHECKING:

@@ -7,11 +7,12 @@ needs the standard library only.
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
+
+from msprobe_launch.records.numbers import EVERY, NumberSet
 
 
 class Level(str, Enum):
@@ -78,46 +79,6 @@ class WhenFull(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class NumberSet:
-    """Numbers picked by inclusive ranges, as in `0,2,5-8`. No range at all picks every number."""
-
-    ranges: tuple[tuple[int, int], ...] = ()
-
-    def __contains__(self, number: int) -> bool:
-        return not self.ranges or any(low <= number <= high for low, high in self.ranges)
-
-    @classmethod
-    def parse(cls, text: str) -> NumberSet:
-        """Read `0,2,5-8`; an empty text picks every number. Raises ValueError with the part that is wrong."""
-        return cls(tuple(_range(part.strip()) for part in text.split(",") if part.strip()))
-
-    @property
-    def last(self) -> int | None:
-        """The largest number picked, or None where every number is."""
-        return max(high for _, high in self.ranges) if self.ranges else None
-
-    def count(self, total: int) -> int:
-        """How many of 0..total-1 are picked."""
-        return sum(number in self for number in range(total))
-
-    def __str__(self) -> str:
-        return ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in self.ranges)
-
-
-_NUMBER_OR_RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
-
-
-def _range(text: str) -> tuple[int, int]:
-    match = _NUMBER_OR_RANGE.fullmatch(text)
-    if match is None:
-        raise ValueError(f"'{text}' is neither a number nor a range such as 5-8")
-    low, high = int(match[1]), int(match[2] or match[1])
-    if low > high:
-        raise ValueError(f"the range '{text}' runs backwards")
-    return low, high
-
-
-@dataclass(frozen=True, slots=True)
 class ProbeConfig:
     """The resolved configuration of one run.
 
@@ -131,8 +92,8 @@ class ProbeConfig:
     run_dir: Path
     level: Level = Level.L1
     task: Task = Task.STATISTICS
-    steps: NumberSet = NumberSet()
-    ranks: NumberSet = NumberSet()
+    steps: NumberSet = EVERY
+    ranks: NumberSet = EVERY
     scope: tuple[str, ...] = ()
     list: tuple[str, ...] = ()
     data_mode: frozenset[DataMode] = frozenset({DataMode.ALL})

@@ -15,9 +15,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from msprobe_launch.config import DataMode, Level, NumberSet, ProbeConfig, StepOn, SummaryMode, Task, WhenFull
+from msprobe_launch.config import DataMode, Level, ProbeConfig, StepOn, SummaryMode, Task, WhenFull
 from msprobe_launch.errors import ConfigError, near_miss
 from msprobe_launch.records.names import OpName, regex_of
+from msprobe_launch.records.numbers import NumberSet
 
 ENV_PREFIX = "MSPROBE_LAUNCH_"
 

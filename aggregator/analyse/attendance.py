@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from aggregator.alone import RankStatistics
 from aggregator.model import RankComparison
 from aggregator.sources import Run, number_ranges
+from msprobe_launch.records.numbers import EVERY, NumberSet
 from msprobe_launch.records.roster import RankMark
 
 
@@ -32,49 +33,59 @@ def gaps(
     steps: Iterable[int | None],
     seen: set[tuple[int | None, int | None]],
     *,
-    asked: frozenset[int] = frozenset(),
+    asked: NumberSet = EVERY,
     world_size: int | None = None,
 ) -> tuple[MissingRank, ...]:
-    """Ranks that left nothing in a step, out of those asked for, else of the world, else of 0..the highest seen."""
+    """Ranks asked for that left nothing in a step, out of the world, or of 0..the highest seen where nothing says.
+
+    Of each range that goes beyond these the first rank beyond is missing too: it stands for the others.
+    """
     ranks = {rank for _, rank in seen if rank is not None}
     if not ranks and world_size is None:
         return ()
-    world = asked or range(max([*ranks, (world_size or 0) - 1]) + 1)
-    return tuple(MissingRank(step, rank) for step in steps for rank in sorted(world) if (step, rank) not in seen)
+    size = max([*ranks, (world_size or 0) - 1]) + 1
+    wanted = {rank for rank in range(size) if rank in asked}
+    beyond = {max(low, size): high for low, high in asked.ranges if high >= size}
+    return tuple(
+        MissingRank(step, rank, _not_there(rank, beyond[rank], size) if rank in beyond else "")
+        for step in steps
+        for rank in sorted({*wanted, *beyond})
+        if (step, rank) not in seen
+    )
 
 
-def missing(run: Run, asked: frozenset[int] = frozenset()) -> tuple[MissingRank, ...]:
+def _not_there(low: int, high: int, size: int) -> str:
+    asked = f"{low}" if low == high else f"{low}-{high}"
+    return f"--ranks asks for {asked}, and the run has {number_ranges(range(size))}"
+
+
+def missing(run: Run, asked: NumberSet = EVERY) -> tuple[MissingRank, ...]:
     """Ranks that should be in a step of the run and are not; those told not to record are not missing."""
-    if _one_rank_named(run) or all(dump.rank is None for dump in run.dumps):
+    if run.is_one_rank or all(dump.rank is None for dump in run.dumps):
         return ()
     seen = {(dump.step, dump.rank) for dump in run.dumps}
     marks = {mark.rank: mark for mark in run.marks}
     return tuple(
-        MissingRank(gap.step, gap.rank, _why(marks.get(gap.rank), has_roster=bool(marks)))
+        MissingRank(gap.step, gap.rank, gap.reason or _why(marks.get(gap.rank), has_roster=bool(marks)))
         for gap in gaps(run.steps, seen, asked=asked, world_size=run.world_size)
         if not _silent(marks.get(gap.rank))
     )
 
 
-def missing_steps(run: Run, asked: frozenset[int] = frozenset()) -> tuple[int, ...]:
+def missing_steps(run: Run, asked: NumberSet = EVERY) -> tuple[int, ...]:
     """Steps that the roster says were recorded and of which no rank's folder is there."""
-    wanted = run.recorded & asked if asked else run.recorded
+    wanted = {step for step in run.recorded if step in asked}
     return tuple(sorted(wanted - {step for step in run.steps if step is not None}))
 
 
 def expected(run: Run) -> int | None:
     """How many ranks should have recorded, None where the question makes no sense."""
-    if _one_rank_named(run) or all(dump.rank is None for dump in run.dumps):
+    if run.is_one_rank or all(dump.rank is None for dump in run.dumps):
         return None
     size = run.world_size
     if size is None:
         size = max(dump.rank for dump in run.dumps if dump.rank is not None) + 1
     return size - sum(_silent(mark) for mark in run.marks)
-
-
-def _one_rank_named(run: Run) -> bool:
-    """True where a rank folder or a dump.json was named, so that nobody asked for the others."""
-    return len(run.dumps) == 1 and run.roots == (run.dumps[0].folder.path,)
 
 
 def _silent(mark: RankMark | None) -> bool:

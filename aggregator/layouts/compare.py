@@ -122,7 +122,7 @@ def _compared(
         values = whole_values.metrics(target, bench, own, other, whole, parts_of_bench, comparable, judged)
     table, differs = tabulate.table_of(left, right, replace(matching, bench_row=comparable), mode, values)
     differs &= ~judge.with_summands(target, whole.summands)
-    differs |= judged.finding_codes > 0
+    differs |= (judged.finding_codes > 0) & ~divergence.uninitialised(table)
     apart = None
     if values is not None:
         noise_only = whole_values.cancelled(target, judged)

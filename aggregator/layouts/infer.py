@@ -2,7 +2,8 @@
 
     pipeline stages     ranks that send to each other (send, recv, isend, irecv, batch_isend_irecv): whoever receives
                         before it sends comes later
-    tensor parallel     ranks of one stage whose first values are the same: they work on one batch
+    tensor parallel     ranks of the first stage whose first values are the same (`_FirstValues`): they work on one
+                        batch
     data parallel       the others
 
 Raises UsageError, with the layout file to write, where this gives no regular layout.
@@ -13,12 +14,14 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from aggregator import read
+from aggregator.dtypes import SIGNIFICAND_BITS, canonical_dtype
 from aggregator.items import ROLES
 from aggregator.layouts.spec import Layout, SideLayout
 from aggregator.read import RankDump
@@ -29,12 +32,14 @@ from msprobe_launch.records.names import OpName, Phase, Role
 
 _SENDS, _RECEIVES = ("send", "isend"), ("recv", "irecv")
 
+_STATISTICS = ("max", "min", "mean", "norm")
+
 _INPUT, _OUTPUT = ROLES.index(Role.INPUT), ROLES.index(Role.OUTPUT)
 
 
 @dataclass(slots=True)
 class _Rank:
-    """What one rank's dump tells: its first value, and whom it sends to in the forward part of the step."""
+    """What one rank's dump tells: its first values, and whom it sends to in the forward part of the step."""
 
     first: tuple[object, ...] = ()
     sends: set[int] = field(default_factory=set)
@@ -80,25 +85,42 @@ def _look(dump: RankDump) -> _Rank:
     names: list[str] = dump.ops["name"].to_pylist()
     parsed = [_parsed(name) for name in names]
     last = next((i for i, op in enumerate(parsed) if op is not None and op.phase is Phase.BACKWARD), len(names))
-    wanted = ["name", "op", "role", "dtype", "max", "min", "mean", "norm", "value"]
-    part = dump.items.select(wanted)
+    part = dump.items.select(["name", "op", "role", "dtype", "grad", "value", *_STATISTICS])
     # What runs before the first value that needs a gradient sets up: parameters, not the batch.
     learns = pc.and_(pc.equal(dump.items["role"], _OUTPUT), pc.equal(dump.items["grad"].cast(pa.string()), "True"))
     begin = pc.min(dump.items["op"].filter(learns)).as_py() or 0
-    first: list[object] = []
+    first = _FirstValues()
     for row in part.slice(0, _until(part, last)).to_pylist():
         op = parsed[row["op"]]
-        if op is None:
-            continue
-        api = op.name.rsplit(".", 1)[-1]
-        if op.prefix == "Distributed":
-            _peers(out, api, row)
-        elif row["op"] < begin or first or row["role"] != _INPUT:
-            continue
-        elif "float" in row["dtype"] and row["norm"] is not None:
-            first.append((row["dtype"], row["max"], row["min"], row["mean"], row["norm"]))
-    out.first = tuple(first)
+        if op is not None and op.prefix == "Distributed":
+            _peers(out, op.name.rsplit(".", 1)[-1], row)
+        elif op is not None:
+            first.see(row, begun=row["op"] >= begin)
+    out.first = tuple(first.values)
     return out
+
+
+class _FirstValues:
+    """Statistics of the tensors that come in, up to the first floating one: the batch, or what became of it.
+
+    Parameters do not count, every data parallel rank has the same: as an argument, a parameter is a tensor that needs a
+    gradient and was put out by no call.
+    """
+
+    def __init__(self) -> None:
+        self.values: list[tuple[object, ...]] = []
+        self._made: set[tuple[object, ...]] = set()
+        self._complete = False
+
+    def see(self, row: dict[str, Any], *, begun: bool) -> None:
+        value = tuple(row[name] for name in _STATISTICS)
+        if self._complete or row["dtype"].startswith("<class") or row["norm"] is None:
+            return
+        if row["role"] == _OUTPUT:
+            self._made.add(value)
+        elif row["role"] == _INPUT and begun and (str(row["grad"]) != "True" or value in self._made):
+            self.values.append((row["dtype"], *value))
+            self._complete = canonical_dtype(row["dtype"]) in SIGNIFICAND_BITS
 
 
 def _until(part: pa.Table, op: int) -> int:

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from aggregator import sources
 from aggregator.layouts import infer, spec
 from aggregator.layouts.compare import Unit
 from aggregator.layouts.spec import Layout, SideLayout
 from aggregator.model import RankFailure
-from aggregator.sources import Run, number_ranges
+from aggregator.sources import ALL, Picked, Run, number_ranges
 from msprobe_launch.records.layout import RankFolder
 
 AUTO = "auto"
@@ -37,13 +38,12 @@ class Plan:
     expected: int
 
 
-def plan(target: Run, bench: Run, layout: str | os.PathLike[str]) -> Plan:
-    """The units of all steps. `layout` is a layout file, or AUTO.
+def plan(target: Run, bench: Run, layout: str | os.PathLike[str], picked: Picked = ALL) -> Plan:
+    """The units of all picked steps. `layout` is a layout file, or AUTO.
 
     Raises ConfigError for a wrong file, UsageError where AUTO finds no layout.
     """
-    steps = _steps(target, bench)
-    notes: list[str] = []
+    steps, notes = sources.pair_steps(target, bench, picked)
     if layout == AUTO:
         found = infer.layout(*_first_dumps(target, bench, steps))
     else:
@@ -52,13 +52,10 @@ def plan(target: Run, bench: Run, layout: str | os.PathLike[str]) -> Plan:
         f"layout ({found.source}): target {found.target.words} on {len(found.target.ranks)} ranks, bench "
         f"{found.bench.words} on {len(found.bench.ranks)}"
     )
-    extra = [step for step in bench.steps if step not in steps.values()]
-    if extra:
-        notes.append(f"steps only in the bench, not compared: {number_ranges(extra)}")
     pairs = _replicas(found)
     planned: list[Planned] = []
     failures: list[RankFailure] = []
-    for step in target.steps:
+    for step in filter(picked.takes_step, target.steps):
         mine, theirs = _folders(target, step), _folders(bench, steps.get(step))
         for own, other in pairs:
             wanted = _of(found.target, own)
@@ -66,8 +63,7 @@ def plan(target: Run, bench: Run, layout: str | os.PathLike[str]) -> Plan:
             there = next((mine[rank].path for rank in wanted if rank in mine), target.roots[0])
             others = [rank for rank in _of(found.bench, other) if rank not in theirs]
             if step not in steps:
-                known = number_ranges(bench.steps)
-                failures.append(RankFailure(step, wanted[0], there, f"the bench has no step {step} (it has {known})"))
+                failures.append(RankFailure(step, wanted[0], there, sources.no_such_step(bench, step)))
             elif lacking or others:
                 side, which = ("target", lacking) if lacking else ("bench", others)
                 failures.append(
@@ -99,13 +95,6 @@ def _replicas(layout: Layout) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
 
 def _of(side: SideLayout, replicas: Sequence[int]) -> list[int]:
     return sorted(rank for stage in side.grid for d in replicas for rank in stage[d])
-
-
-def _steps(target: Run, bench: Run) -> dict[int | None, int | None]:
-    """The bench's step of each of the target's; a single one on each side belong together whatever their numbers."""
-    if len(target.steps) == len(bench.steps) == 1:
-        return {target.steps[0]: bench.steps[0]}
-    return {step: step for step in target.steps if step in bench.steps}
 
 
 def _ranks(run: Run, side: str) -> list[int]:

@@ -17,8 +17,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from msprobe_launch.config import Level, NumberSet, ProbeConfig
+from msprobe_launch.config import Level, ProbeConfig
 from msprobe_launch.errors import ConfigError, near_miss
+from msprobe_launch.records.numbers import NumberSet
 
 KEYS = ("record", "level", "steps", "every", "tensor_list")
 _SWITCH = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False, "auto": None}

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TypeAlias
 
 from msprobe_launch.bootstrap import variables
-from msprobe_launch.config import NumberSet
 from msprobe_launch.errors import UnreadableInput
 from msprobe_launch.launch.base import LaunchPlan, RunOutcome, Worker
 from msprobe_launch.launch.memory import MemoryGroup
-from msprobe_launch.launch.text import rank_list, signal_name, size, spans
+from msprobe_launch.launch.text import rank_list, signal_name, size
 from msprobe_launch.logs import get_logger
 from msprobe_launch.records.journal import last_name
 from msprobe_launch.records.layout import RunLayout
+from msprobe_launch.records.numbers import NumberSet, spans
 from msprobe_launch.records.roster import FILE_SYSTEM, UNMATCHED, RankMark, load, save
 
 Memory: TypeAlias = tuple[MemoryGroup, MemoryGroup]

@@ -9,6 +9,8 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 
+from msprobe_launch.records.numbers import spans
+
 
 def signal_name(number: int) -> str:
     try:
@@ -20,17 +22,6 @@ def signal_name(number: int) -> str:
 def rank_list(ranks: Sequence[int]) -> str:
     """`rank 5` or `ranks 0-2, 7`, of ascending numbers."""
     return f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks)}"
-
-
-def spans(numbers: Iterable[int]) -> str:
-    """Ascending numbers as `0-2, 7`."""
-    found: list[tuple[int, int]] = []
-    for number in numbers:
-        if found and number == found[-1][1] + 1:
-            found[-1] = (found[-1][0], number)
-        else:
-            found.append((number, number))
-    return ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in found)
 
 
 def size(number: float) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]  # twelve launches of one to four ranks
+pytestmark = [pytest.mark.torch, pytest.mark.slow]  # two dozen launches of one to four ranks
 
 PROGRAM = Path(__file__).resolve().parent.parent / "programs" / "layouts.py"
 
@@ -34,6 +34,13 @@ RUNS: dict[str, tuple[int, str, str, str, int]] = {
     "ddp2": (2, "ddp", "mix", "statistics", 1),
     "fsdp4": (4, "fsdp", "mix", "statistics", 1),
     "both": (4, "both", "mix", "statistics", 1),
+    "single_ids": (1, "single ids", "mix", "statistics", 1),
+    "ddp4_ids": (4, "ddp ids", "mix", "statistics", 1),
+    "ddp2_ids": (2, "ddp ids", "mix", "statistics", 1),
+    "ddp4_ids_l1": (4, "ddp ids", "L1", "statistics", 1),
+    "ddp2_ids_l1": (2, "ddp ids", "L1", "statistics", 1),
+    "both_ids": (4, "both ids", "mix", "statistics", 1),
+    "dtensor_ids": (2, "dtensor ids", "mix", "statistics", 1),
 }
 
 
@@ -92,6 +99,10 @@ def paired(stdout: str) -> list[float]:
         ("both", "single", 0.95),
         ("both", "ddp2", 0.95),
         ("megatron_values", "single_values", 0.95),
+        ("ddp4_ids", "ddp2_ids", 1.0),
+        ("ddp4_ids_l1", "ddp2_ids_l1", 1.0),
+        ("both_ids", "ddp2_ids", 0.95),
+        ("dtensor_ids", "single_ids", 1.0),
     ],
 )
 def test_another_layout_of_the_same_training_is_no_finding(

@@ -12,7 +12,8 @@
     both         data parallel 2 x tensor parallel by hand
 
 FAULT is `column` or `row`: the last rank adds the bias of the second block's fc1 (column parallel) or fc2 (row
-parallel) once more; `replica`: the last rank's norm weight of the second block is off.
+parallel) once more; `replica`: the last rank's norm weight of the second block is off. In its place, `ids` makes no
+fault: the batch is token ids, and the model begins with embeddings of positions and of tokens.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional as F
 
-WIDTH, HEADS, LAYERS, BATCH, LENGTH = 16, 4, 4, 8, 6
+WIDTH, HEADS, LAYERS, BATCH, LENGTH, VOCABULARY = 16, 4, 4, 8, 6, 50
 STEPS = int(os.environ.get("STEPS", "2"))
 MICROBATCHES = int(os.environ.get("MICROBATCHES", "1"))
 
@@ -79,29 +80,36 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, *, ids: bool = False) -> None:
         super().__init__()
+        if ids:
+            self.positions, self.tokens = nn.Embedding(LENGTH, WIDTH), nn.Embedding(VOCABULARY, WIDTH)
         self.layers = nn.ModuleList(Block() for _ in range(LAYERS))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3)
 
     def forward(self, x: Tensor) -> Tensor:
+        if not x.is_floating_point():
+            x = self.positions(torch.arange(LENGTH)) + self.tokens(x)
         for layer in self.layers:
             x = layer(x)
         return self.head(self.norm(x))
 
 
-def batches() -> list[tuple[Tensor, Tensor]]:
+def batches(*, ids: bool) -> list[tuple[Tensor, Tensor]]:
     """The global batch of each step, with its targets."""
     made = torch.Generator().manual_seed(7)
-    return [
-        (torch.randn(BATCH, LENGTH, WIDTH, generator=made), torch.randn(BATCH, LENGTH, 3, generator=made))
-        for _ in range(STEPS)
-    ]
+
+    def inputs() -> Tensor:
+        if ids:
+            return torch.randint(VOCABULARY, (BATCH, LENGTH), generator=made)
+        return torch.randn(BATCH, LENGTH, WIDTH, generator=made)
+
+    return [(inputs(), torch.randn(BATCH, LENGTH, 3, generator=made)) for _ in range(STEPS)]
 
 
-def full_model() -> Model:
+def full_model(*, ids: bool) -> Model:
     torch.manual_seed(3)
-    model = Model()
+    model = Model(ids=ids)
     for parameter in model.parameters():
         # Norms and biases that do something.
         if parameter.dim() == 1:
@@ -269,8 +277,9 @@ def spoiled(model: Model, fault: str) -> Model:
 
 def main(layout: str, fault: str = "") -> None:
     torch.set_num_threads(1)
-    data = batches()
-    model = full_model()
+    ids = fault == "ids"
+    data = batches(ids=ids)
+    model = full_model(ids=ids)
     if layout == "single":
         train(model, data)
         return

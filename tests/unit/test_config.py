@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_launch.config import DataMode, Level, NumberSet, ProbeConfig, StepOn, SummaryMode, Task
+from msprobe_launch.config import DataMode, Level, ProbeConfig, StepOn, SummaryMode, Task
+from msprobe_launch.records.numbers import NumberSet
 
 
 @pytest.mark.parametrize(

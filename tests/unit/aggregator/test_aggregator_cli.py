@@ -226,6 +226,11 @@ def test_steps_and_ranks(aggregate: Aggregate, make_run: Callable[..., Path]) ->
     code, _, err = aggregate(target, "--bench", bench, "--steps", "7")
     assert code == 2
     assert "--steps: 7 are not there\nThere are: 0-1" in err
+    assert aggregate(target, "--bench", bench, "--steps", "1-999999999999")[0] == 0
+    # Without a manifest nobody knows how many there were; who asks for more is told.
+    code, out, _ = aggregate(target, "--bench", bench, "--steps", "1", "--ranks", "1-999999999999")
+    assert code == 3
+    assert "--ranks asks for 2-999999999999, and the run has 0-1" in " ".join(out.split())
 
 
 def test_formats(aggregate: Aggregate, make_run: Callable[..., Path], tmp_path: Path) -> None:
@@ -242,6 +247,7 @@ def test_formats(aggregate: Aggregate, make_run: Callable[..., Path], tmp_path: 
         (["--tolerance", "-1"], "not a positive number"),
         (["--tolerance", "nan"], "not a positive number"),
         (["--steps", "8-5"], "runs backwards"),
+        (["--steps", ""], "an empty text picks nothing"),
         (["--ranks", "a"], "neither a number nor a range"),
         (["--bensh", "x"], "unrecognized arguments: --bensh x Did you mean '--bench'"),
         (["--tol", "0.1"], "unrecognized arguments: --tol 0.1"),

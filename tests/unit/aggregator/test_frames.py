@@ -9,7 +9,7 @@ import pytest
 
 import aggregator
 from aggregator.frames import COLUMNS
-from msprobe_launch.errors import NothingUsable
+from msprobe_launch.errors import NothingUsable, UsageError
 
 TENSOR = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [2], "requires_grad": False}
 
@@ -54,6 +54,22 @@ def test_nothing_at_all_is_an_error(tmp_path: Path) -> None:
     write(tmp_path / "step0" / "rank0", 1.0)
     with pytest.raises(NothingUsable, match="nothing to load"):
         aggregator.load(tmp_path, steps=[7])
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"tolerance": float("nan")}, "tolerance is nan, not a positive number"),
+        ({"tolerance": -1}, "tolerance is -1, not a positive number"),
+        ({"steps": 0}, "steps is 0, not a list of numbers"),
+        ({"steps": "0"}, "steps is '0', not a list of numbers"),
+        ({"ranks": []}, r"ranks is \[\], not a list of numbers"),
+    ],
+)
+def test_what_would_compare_nothing_is_refused(tmp_path: Path, asked: dict[str, object], said: str) -> None:
+    write(tmp_path / "step0/rank0", 1.0)
+    with pytest.raises(UsageError, match=said):
+        aggregator.compare_runs(tmp_path, tmp_path, **asked)
 
 
 def test_two_runs_as_a_frame(shared):

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from aggregator import sources
-from aggregator.sources import ResultSet, Run
+from aggregator.sources import Picked, ResultSet, Run
 from msprobe_launch.errors import NothingUsable, RunDirectoryError, UsageError
 from msprobe_launch.records import roster
 from msprobe_launch.records.layout import RunLayout
+from msprobe_launch.records.numbers import NumberSet
 from msprobe_launch.records.roster import Manifest, RankMark
 
 WriteDump = Callable[..., Path]
@@ -164,6 +165,24 @@ def test_single_steps_and_single_ranks_are_pairs(make_run: Callable[..., Path]) 
     assert [(p.step, p.rank) for p in pairs] == [(4, 3)]
     assert failures == ()
     assert notes == ("step 4 is compared with the bench's only step 0", "rank3 is compared with the bench's only rank0")
+
+
+@pytest.mark.parametrize("steps", ["1", "1-1000000000000"])
+def test_what_is_left_out_takes_nobodys_place(make_run: Callable[..., Path], steps: str) -> None:
+    target, bench = _run(make_run("t", (0, 1), (0, 1))), _run(make_run("b", (0, 2), (0,)))
+    pairs, failures, notes = sources.pair(target, bench, Picked(NumberSet.parse(steps)))
+    assert (pairs, notes) == ((), ("steps only in the bench, not compared: 2",) if "-" in steps else ())
+    assert {f.reason for f in failures} == {"the bench has no step 1 (it has 0, 2)"}
+    pairs, failures, notes = sources.pair(target, bench, Picked(NumberSet.parse("0"), NumberSet.parse("1")))
+    assert (pairs, notes) == ((), ())
+    assert [f.reason for f in failures] == ["the bench has no rank 1 in this step (it has 0)"]
+
+
+def test_a_rank_that_only_the_bench_has_is_told(make_run: Callable[..., Path]) -> None:
+    target, bench = make_run("t", (0,), (0,)), _run(make_run("b", (0,), (0, 1)))
+    assert sources.pair(_run(target), bench)[2] == ("step 0: ranks only in the bench: 1",)
+    assert sources.pair(_run(target / "step0/rank0"), bench)[2] == ()
+    assert sources.pair(_run(target), bench, Picked(ranks=NumberSet.parse("0")))[2] == ()
 
 
 def test_number_ranges() -> None:

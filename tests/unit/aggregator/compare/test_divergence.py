@@ -310,6 +310,20 @@ def test_gradients_that_cancel_are_judged_by_what_came_in(compare_ops, make_call
     assert compare_ops(ops(0.2), ops(0.3)).excess("Functional.linear.0.backward.output.0") > 1.0
 
 
+@pytest.mark.parametrize(("tokens", "is_noise"), [(48, False), (4096, True)])
+def test_what_a_sum_cancels_to_may_be_off_by_the_root_of_its_length(
+    compare_ops, make_call, make_value, tokens, is_noise
+):
+    def ops(bias):
+        out = make_value(bias, -bias, bias / 9, bias * 3, shape=[64])
+        incoming = scaled(make_value, 1.0) | {"shape": [tokens, 64]}
+        return {"Functional.linear.0.backward": {"input": [incoming], "output": [out]}}
+
+    # Off by 26 times 2^-13 / 128 of the largest value that came in.
+    found = compare_ops(ops(1e-5), ops(1e-5 + 100e-6)).excess("Functional.linear.0.backward.output.0")
+    assert (found < 1.0) is is_noise
+
+
 def test_gradients_that_cancel_are_noise_in_the_optimizer_as_well(compare_ops, make_call, make_value):
     def ops(noise, weight=1.0):
         def step(number, value):

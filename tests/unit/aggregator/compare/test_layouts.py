@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aggregator
-from aggregator import cli, sources
+from aggregator import cli, noise, sources
 from aggregator.layouts import combine, plan, shards
 from aggregator.layouts.combine import Part, Vocabulary
 from aggregator.layouts.compare import compare_unit
@@ -498,6 +498,51 @@ def test_auto_tells_tensor_from_data_parallel_by_the_first_value(tmp_path: Path)
     odd = write_run(tmp_path / "odd", {0: column(0), 1: column(1), 2: trained(data, W, 1.0, W)})
     with pytest.raises(UsageError, match="no regular layout: ranks that begin with the same values are 0-1, 2"):
         plan.plan(sources.find_run((odd,)), one, plan.AUTO)
+
+
+def embedded(ids: np.ndarray, weight: np.ndarray, constant: np.ndarray) -> dict[str, Any]:
+    """A model that begins with embeddings of positions and of tokens, as a dump at level L1 has it."""
+    positions = np.arange(ids.shape[1])
+    at, tokens = weight[positions], weight[ids]
+    learns = {"requires_grad": True}
+    return {
+        "Torch.ones.0.forward": forward([number(6)], tensor(constant)),
+        "Functional.embedding.0.forward": forward(
+            [integers(positions), tensor(weight, **learns)], tensor(at, **learns)
+        ),
+        "Functional.embedding.1.forward": forward([integers(ids), tensor(weight, **learns)], tensor(tokens, **learns)),
+        "Torch.tril.0.forward": forward([tensor(constant)], tensor(constant)),
+        "Tensor.__add__.0.forward": forward([tensor(at, **learns), tensor(tokens, **learns)], tensor(at + tokens)),
+    }
+
+
+def integers(array: np.ndarray) -> dict[str, Any]:
+    return tensor(array, dtype="torch.int64")
+
+
+def test_auto_is_not_misled_by_what_all_data_parallel_ranks_have(tmp_path: Path) -> None:
+    ids, weight, ones = RNG.integers(0, 9, (4, 5)), RNG.normal(size=(9, 6)), np.ones((5, 5))
+    dp = write_run(tmp_path / "dp", {r: embedded(ids[2 * r : 2 * r + 2], weight, ones) for r in (0, 1)})
+    tp = write_run(tmp_path / "tp", {r: embedded(ids, weight, ones) for r in (0, 1)})
+    one = sources.find_run((write_run(tmp_path / "b", {0: embedded(ids, weight, ones)}),))
+    assert "target tp 1, dp 2, pp 1" in plan.plan(sources.find_run((dp,)), one, plan.AUTO).notes[0]
+    assert "target tp 2, dp 1, pp 1" in plan.plan(sources.find_run((tp,)), one, plan.AUTO).notes[0]
+
+
+@pytest.mark.parametrize("policy", [None, noise.Policy()])
+def test_memory_that_nobody_has_written_is_no_finding(tmp_path: Path, policy: noise.Policy | None) -> None:
+    def allocated(value: float) -> dict[str, Any]:
+        return {"Torch.empty.0.forward": forward([number(4)], tensor(np.full(4, value))), **column(None)}
+
+    runs = [
+        write_run(tmp_path / "t", {0: allocated(1e30), 1: allocated(7.0)}),
+        write_run(tmp_path / "b", {0: allocated(0.0)}),
+    ]
+    (tmp_path / "layout.yaml").write_text(TP2)
+    (one,) = plan.plan(*(sources.find_run((root,)) for root in runs), tmp_path / "layout.yaml").planned
+    found = compare_unit(one.unit, step=0, rank=0, partition=tmp_path / "p.parquet", policy=policy)
+    assert isinstance(found, RankComparison)
+    assert found.findings == 0
 
 
 # -- stored values through the whole comparison
