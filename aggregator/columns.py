@@ -42,7 +42,7 @@ TENSOR_METRICS = (
 NPU_STATISTICS = ("NPU max", "NPU min", "NPU mean", "NPU l2norm")
 BENCH_STATISTICS = ("Bench max", "Bench min", "Bench mean", "Bench l2norm")
 CHECKSUMS = ("NPU MD5", "BENCH MD5")
-LAYOUT, OUR_REASON = "layout", "layout finding"
+LAYOUT, OUR_REASON = "layout", "finding"
 """Columns that only `layouts.compare` writes: which ranks make a row and how, and what was found where its cells do not
 show it."""
 VERDICT = (GRAD_CONSISTENT, RESULT, ERR_MESSAGE, STACK)

@@ -180,15 +180,16 @@ def _compared(
         mode = Mode.STATISTICS
     matching = match.match(target, bench, options)
     values = _stored(target, bench, matching, target_folder, bench_folder) if mode is Mode.TENSOR else None
-    table, differs = tabulate.table_of(target, bench, matching, mode, values)
+    table, differs, said = tabulate.table_of(target, bench, matching, mode, values)
     table, differs = _with_placements(target, bench, matching, table, differs)
+    more = values.notes if values is not None else ()
     return Compared(
         table=_with_excess(table, mode, tolerance, differs, values),
         mode=mode,
         matching=matching,
         unmatched=pc.sum(pc.equal(table[columns.BENCH_NAME], "N/A")).as_py() or 0,
         partial=target.partial or bench.partial,
-        notes=(*notes, *matching.notes, *_unmatched_notes(target, matching, table), *(values.notes if values else ())),
+        notes=(*notes, *matching.notes, *said, *_unmatched_notes(target, matching, table), *more),
         differs=differs,
         apart=(values.off, values.worst) if values is not None else None,
     )

@@ -16,6 +16,8 @@ and texts are kept) plus these of ours, which no msprobe file has:
     parent       string   parent op from construct.json, null where unknown
     integers     uint8    bit i: the i-th of the eight statistics was recorded as an integer (a cell `3`, not `3.0`);
                           only in partitions that compare.py wrote
+    finding      string   what is wrong with the row beside its numbers (an argument that one side's call lacks), null
+                          for nothing; only in partitions that compare.py wrote
     placement    string   how a DTensor is divided (`Shard(0) of [8, 4]`), null for other items; only where the target's
                           dump holds DTensors
 Rows are in call order of the target, and within an op inputs, parameters, outputs.

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from aggregator import coded, columns, dtypes, match, metrics, read, sheet, stored, verdict
+from aggregator import arguments, coded, columns, dtypes, match, metrics, read, sheet, stored, verdict
 from aggregator.columns import BENCH_STATISTICS, DIFFERENCES, NPU_STATISTICS, RELATIVE_ERRORS, TEXT_SUFFIX, Mode
 from aggregator.items import NO_CHECKSUM
 from msprobe_launch.records.names import Role
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 def table_of(
     target: RankDump, bench: RankDump, matching: match.Matching, mode: Mode, values: stored.StoredMetrics | None
-) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
-    """(the partition without its excess, rows that differ by what the table does not show)."""
+) -> tuple[pa.Table, npt.NDArray[np.bool_], tuple[str, ...]]:
+    """(the partition without its excess, rows that differ by what the table does not show, notes)."""
 
     items = target.items.combine_chunks()
     places = pa.array(matching.bench_row, mask=matching.bench_row < 0)
@@ -38,8 +38,12 @@ def table_of(
     differs = found & ~fits
     hidden, other_hidden = coded.joined(items["value"], other["value"])[:2]
     differs |= matched & (hidden != other_hidden)
+    notes: tuple[str, ...] = ()
+    reasons: pa.Array = pa.nulls(len(found), pa.string())
     if target.framework == bench.framework:  # two frameworks' functions have other arguments
-        differs |= _arguments_missing(items, bench.items, matching.bench_row)
+        alone = arguments.one_sided(target, bench, matching.bench_row)
+        differs |= alone.rows
+        reasons, notes = alone.reasons, (alone.note,) if alone.note else ()
     blank = pa.array(~matched)
 
     def shown(column: Any) -> pa.Array:
@@ -85,31 +89,8 @@ def table_of(
     out["role"] = pa.array([role.value for role in read.ROLES]).take(coded.one(items["role"]))
     out["parent"] = parents.take(op)
     out[sheet.INTEGERS] = pa.array(integers.astype(np.uint8))
-    return pa.table(out), differs
-
-
-def _arguments_missing(items: pa.Table, bench: pa.Table, bench_row: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """The last input of each op whose bench has an input more: an argument was left out (and has its default).
-
-    Ops that have unmatched inputs of their own are passed over: those name their arguments otherwise.
-    """
-    op, bench_op = items["op"].to_numpy(), bench["op"].to_numpy()
-    is_input = items["role"].to_numpy() == read.ROLES.index(Role.INPUT)
-    rows = np.flatnonzero(bench_row >= 0)
-    free = np.ones(len(bench_op), bool)
-    free[bench_row[rows]] = False
-    free &= bench["role"].to_numpy() == read.ROLES.index(Role.INPUT)
-    found = np.zeros(len(op), bool)
-    if not free.any() or not len(rows):
-        return found
-    counterpart = np.full(int(bench_op.max()) + 1, -1, np.int64)
-    counterpart[bench_op[bench_row[rows]]] = op[rows]
-    lacking = np.unique(counterpart[bench_op[free]])
-    own = np.unique(op[is_input & (bench_row < 0)])
-    for place in np.setdiff1d(lacking[lacking >= 0], own).tolist():
-        inputs = np.flatnonzero((op == place) & is_input)
-        found[inputs[-1:]] = True
-    return found
+    out[columns.OUR_REASON] = reasons
+    return pa.table(out), differs, notes
 
 
 def _rows(

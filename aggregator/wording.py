@@ -71,7 +71,7 @@ def reason(cells: dict[str, str], mode: Mode, found: float) -> str:
         weights[name] = abs(x - y) / scale if x != y else 0.0
         told[name] = f"{name} {_short(x)} against {_short(y)}, {_percent(x, y)} apart"
     if not weights:
-        return f"{_NOT_SHOWN} (an argument that only the bench has, slice bounds, peer, memory format)"
+        return f"{_NOT_SHOWN} (slice bounds, peer, memory format)"
     if math.isinf(found) and cells["NPU max"] == cells["NPU min"] == cells["NPU mean"]:
         return f"value {cells['NPU max']} against {cells['Bench max']}"
     worst = max(weights, key=lambda name: weights[name])

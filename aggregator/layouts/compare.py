@@ -3,7 +3,7 @@
 The table is an ordinary partition (see `model`) with two columns more:
 
     layout           string   which ranks make the row and how, on both sides
-    layout finding   string   what putting the ranks together found (replicas that differ, shapes that do not add up),
+    finding          string   what putting the ranks together found (replicas that differ, shapes that do not add up),
                               null for nothing
 
 `Err_message` says the same. A row whose values cannot be put together keeps its names and shapes and has no metrics.
@@ -120,7 +120,8 @@ def _compared(
     values = None
     if mode is Mode.TENSOR:
         values = whole_values.metrics(target, bench, own, other, whole, parts_of_bench, comparable, judged)
-    table, differs = tabulate.table_of(left, right, replace(matching, bench_row=comparable), mode, values)
+    table, differs, said = tabulate.table_of(left, right, replace(matching, bench_row=comparable), mode, values)
+    notes += said
     differs &= ~judge.with_summands(target, whole.summands)
     differs |= (judged.finding_codes > 0) & ~divergence.uninitialised(table)
     apart = None

@@ -108,7 +108,8 @@ def told(
     with_finding = pc.binary_join_element_wise(layout, pc.fill_null(findings, ""), "; ")
     message = _added(table[columns.ERR_MESSAGE], pc.if_else(findings.is_valid(), with_finding, layout))
     table = with_column(table, columns.ERR_MESSAGE, message)
-    return table.append_column(LAYOUT, layout).append_column(FINDING, findings)
+    table = with_column(table, FINDING, pc.coalesce(findings, table[FINDING].combine_chunks()))
+    return table.append_column(LAYOUT, layout)
 
 
 def _added(messages: pa.ChunkedArray, texts: pa.Array) -> pa.Array:

@@ -97,6 +97,14 @@ class RankFolder:
         return None
 
 
+def run_directory_of(rank_folder: Path) -> Path | None:
+    """The run directory of msprobe-launch that a rank folder lies in, with or without an attempt's between them."""
+    for folder in list(rank_folder.absolute().parents)[1:3]:
+        if RunLayout(folder).manifest.is_file():
+            return folder
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class RunLayout:
     """Where everything of one attempt of one run lies. Nothing here touches the disk except the listings."""

@@ -30,7 +30,7 @@ def test_the_partition_has_the_agreed_columns(pair, tmp_path):
     found = run(pair, tmp_path)
     table = pq.read_table(found.partition)
     expected = set(Mode.STATISTICS.header) | {name + TEXT_SUFFIX for name in Mode.STATISTICS.numeric}
-    assert set(table.column_names) == expected | {"op", "role", "excess", "parent", "integers"}
+    assert set(table.column_names) == expected | {"op", "role", "excess", "parent", "integers", "finding"}
     for name in Mode.STATISTICS.numeric:
         assert str(table.schema.field(name).type) == "double"
         assert str(table.schema.field(name + TEXT_SUFFIX).type) == "string"

@@ -271,7 +271,7 @@ def test_replicas_that_disagree_are_a_finding_with_both_norms(compared: Any) -> 
     assert found.result.findings == 1
     assert found.result.first.item == "Functional.layer_norm.0.forward.input.1"
     assert found.result.first.reason.startswith("replicas differ: rank 0 norm")
-    assert found["Functional.layer_norm.0.forward.input.1"]["layout finding"].count("rank") == 2
+    assert found["Functional.layer_norm.0.forward.input.1"]["finding"].count("rank") == 2
 
 
 @pytest.mark.parametrize(
@@ -621,5 +621,5 @@ def test_the_command_and_the_data_frame_show_one_combined_rank(
 def test_a_partition_is_read_like_any_other(compared: Any) -> None:
     found = compared({r: column(r) for r in (0, 1)}, {0: column(None)}, TP2)
     names = pq.read_schema(found.result.partition).names
-    assert names[-3:] == ["layout", "layout finding", "excess"] or set(names) >= {"layout", "layout finding", "excess"}
+    assert names[-3:] == ["layout", "finding", "excess"] or set(names) >= {"layout", "finding", "excess"}
     assert pa.types.is_string(pq.read_schema(found.result.partition).field("layout").type)
