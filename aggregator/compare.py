@@ -227,7 +227,7 @@ def _by_noise(
 ) -> Compared:
     """The same comparison judged by `noise`, against what the benches differ by where there are two."""
     bench, second = benches
-    spread, notes = None, list(found.notes)
+    spread, notes = None, [*found.notes, *noise.notes_on(found.table, policy.thresholds)]
     if second is not None:
         between = _compared(bench, second, None, options, by_statistics=True)
         spread = noise.judged(between.table, between.mode, policy, step=step, differs=between.differs)

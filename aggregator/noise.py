@@ -41,10 +41,12 @@ import numpy as np
 import pyarrow as pa
 
 from aggregator import columns, divergence, partition, verdict
+from aggregator.coded import Coded
 from aggregator.columns import Mode
 from aggregator.divergence import EXCESS, Limits
 from aggregator.dtypes import SIGNIFICAND_BITS, canonical_dtype
 from aggregator.thresholds import CONFIDENCE, DEFAULT, SPREAD_FACTOR, OpThreshold, Thresholds
+from msprobe_launch.errors import NothingUsable, near_miss
 from msprobe_launch.records.names import OpName, Phase
 
 if TYPE_CHECKING:
@@ -364,14 +366,35 @@ def judged(
     return made
 
 
-def _ignoring(table: pa.Table, values: Numbers, thresholds: Thresholds) -> Numbers:
-    ops = partition.texts(table, "op")
+def notes_on(table: pa.Table, thresholds: Thresholds) -> list[str]:
+    """What a file of thresholds does to a partition that a person should know of.
 
+    Raises NothingUsable where it leaves nothing to judge.
+    """
+    if not thresholds.ops:
+        return []
+    notes = []
+    ops = partition.texts(table, "op")
+    if unused := thresholds.unused(ops.texts):
+        near = near_miss(unused[0], ops.texts)
+        notes.append(f"thresholds: no op falls to {len(unused)} of the patterns, from '{unused[0]}'.{near}")
+    if ignored := int(_ignored(ops, thresholds).sum()):
+        if ignored == table.num_rows:
+            raise NothingUsable(f"the thresholds ignore all {ignored} items", hint="Leave out some 'ignore: true'.")
+        notes.append(f"thresholds: {ignored} of {table.num_rows} items are ignored")
+    return notes
+
+
+def _ignored(ops: Coded, thresholds: Thresholds) -> npt.NDArray[np.bool_]:
     def ignored(text: str) -> bool:
         entry = thresholds.of(text)
         return entry is not None and entry.ignore
 
-    return np.where(ops.among(ignored), np.nan, values)
+    return ops.among(ignored)
+
+
+def _ignoring(table: pa.Table, values: Numbers, thresholds: Thresholds) -> Numbers:
+    return np.where(_ignored(partition.texts(table, "op"), thresholds), np.nan, values)
 
 
 def within_spread(table: pa.Table, values: Numbers, spread: pa.Table, factor: float) -> Numbers:

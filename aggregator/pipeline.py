@@ -44,7 +44,7 @@ from aggregator.report.base import Report, Task
 from aggregator.report.table import Format, write_merged
 from aggregator.request import Request
 from aggregator.sources import LeftOut, ResultSet, Run
-from msprobe_launch.errors import UnreadableInput, UsageError
+from msprobe_launch.errors import UnreadableInput
 from msprobe_launch.records.layout import RankFolder
 
 Executors = Callable[[int, int], Executor]
@@ -55,23 +55,14 @@ def aggregate(request: Request, executors: Executors) -> Report:
     """Do all of it. Raises ProbeError where the request cannot be met at all."""
     found = sources.find(request.inputs, attempt=request.attempt)
     if isinstance(found, ResultSet):
-        if request.bench:
-            raise UsageError(
-                f"{found.roots[0]} holds compare results, which have their bench in them", hint="Leave out --bench."
-            )
-        if request.policy is not None:
-            raise UsageError(
-                f"--verdict noise works on dumps; {found.roots[0]} holds compare results, whose Result stays as it is"
-            )
+        selection.check_results(request, found)
         found = selection.result_files(request.picked, found)
         with executors(len(found.files), _largest(found.files)) as executor:
             return _from_results(request, found, executor)
     run = selection.dumps(request.picked, found)
     bench = request.bench or selection.bench_of(run)
     trusted = selection.trusted_runs(bench, request.policy)
-    selection.check_layout(request, trusted)
-    if request.policy is not None and not trusted:
-        raise UsageError("--verdict noise judges a comparison, and there is no bench", hint="Name it: --bench RUN_DIR")
+    selection.check_trusted(request, trusted)
     with executors(len(run.dumps), _largest(run.dumps)) as executor:
         if not trusted:
             return _from_run(request, run, executor)

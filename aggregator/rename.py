@@ -22,112 +22,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aggregator.mapping import TOP_LAYER, ApiPair, Mappings
+from aggregator.spelling import (
+    API_PREFIXES,
+    MINDSPORE_APIS,
+    MINDSPORE_PARAMETERS,
+    MINDSPORE_PRIMITIVES,
+    MINT,
+    OPERATORS,
+    Primitive,
+)
 from msprobe_launch.errors import near_miss
 from msprobe_launch.records.names import ItemName, OpName, Phase, Role
 
 if TYPE_CHECKING:
     from aggregator.read import RankDump
-
-API_PREFIXES = frozenset({"Torch", "Tensor", "Functional", "Mint", "MintFunctional"})
-"""Ways to call one function: of the library, as a method, of its functional module."""
-
-MINT = {"Mint": "Torch", "MintFunctional": "Functional"}
-
-OPERATORS = {
-    "__add__": "add",
-    "__iadd__": "add_",
-    "__sub__": "sub",
-    "__isub__": "sub_",
-    "__mul__": "mul",
-    "__imul__": "mul_",
-    "__truediv__": "div",
-    "__itruediv__": "div_",
-    "true_divide": "div",
-    "__floordiv__": "floor_divide",
-    "__mod__": "remainder",
-    "__pow__": "pow",
-    "__matmul__": "matmul",
-    "__neg__": "neg",
-    "__abs__": "abs",
-    "__eq__": "eq",
-    "__ne__": "ne",
-    "__lt__": "lt",
-    "__le__": "le",
-    "__gt__": "gt",
-    "__ge__": "ge",
-    "__and__": "bitwise_and",
-    "__or__": "bitwise_or",
-    "__xor__": "bitwise_xor",
-    "__invert__": "bitwise_not",
-}
-"""Operators whose operands stand in the order of the function's. (`__radd__` and its kin swap them.)"""
-
-MINDSPORE_APIS = {
-    "broadcast_to": "expand",
-    "clip_by_value": "clamp",
-    "dense": "linear",
-    "equal": "eq",
-    "floor_div": "floor_divide",
-    "gather_elements": "gather",
-    "greater": "gt",
-    "greater_equal": "ge",
-    "less": "lt",
-    "less_equal": "le",
-    "not_equal": "ne",
-    "standard_normal": "randn",
-    "swapaxes": "transpose",
-    "transpose": "permute",
-    "concat": "cat",
-    "expand_dims": "unsqueeze",
-    "tile": "repeat",
-    "reduce_sum": "sum",
-    "reduce_mean": "mean",
-    "reduce_max": "amax",
-    "reduce_min": "amin",
-    "batch_matmul": "bmm",
-    "cross_entropy_loss": "cross_entropy",
-}
-
-"""Functions of `mindspore.ops` and methods of its tensors. `mindspore.mint` has PyTorch's names already."""
-
-
-@dataclass(frozen=True, slots=True)
-class Primitive:
-    """A primitive that computes what one of PyTorch's functions does, and where its tensors stand in that one's calls.
-
-    `inputs` gives the place or keyword of each input, `gradients` the place of each input's gradient, in the order of
-    the primitive; () where they stand in the same places. Only the first output is the function's.
-    """
-
-    function: str
-    inputs: tuple[str, ...] = ()
-    gradients: tuple[str, ...] = ()
-
-
-MINDSPORE_PRIMITIVES = {
-    "BatchNorm": Primitive("batch_norm", ("0", "weight", "bias", "1", "2"), ("0", "3", "4", "1", "2")),
-    "Dense": Primitive("linear"),
-    "ELU": Primitive("elu"),
-    "GeLU": Primitive("gelu"),
-    "LayerNorm": Primitive("layer_norm", ("0", "weight", "bias")),
-    "LogSoftmax": Primitive("log_softmax"),
-    "MaxPool": Primitive("max_pool2d"),
-    "ReLU": Primitive("relu"),
-    "Sigmoid": Primitive("sigmoid"),
-    "SiLU": Primitive("silu"),
-    "Softmax": Primitive("softmax"),
-    "Softplus": Primitive("softplus"),
-    "Tanh": Primitive("tanh"),
-}
-"""By class. Those that are only a part of a function (`MatMul` and `BiasAdd` are one `linear`) have no counterpart."""
-
-MINDSPORE_PARAMETERS = {
-    "gamma": "weight",
-    "beta": "bias",
-    "embedding_table": "weight",
-    "moving_mean": "running_mean",
-    "moving_variance": "running_var",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,14 +232,26 @@ class _Side:
         """Names inside modules, by the class of the module that holds them."""
         if not mapping:
             return
-        kinds: dict[str, str] = {}
-        for text in self.texts:
-            own = _parsed(text)
-            if own is not None and own.is_module and own.class_name:
-                kinds[own.name] = own.class_name
+        kinds = self._classes()
         for place, op in enumerate(self.ops):
             if op is not None and op.is_module:
                 self.ops[place] = replace(op, name=_by_layer(op.name, kinds, mapping))
+
+    def _classes(self) -> dict[str, str]:
+        """The class of each module, by its path."""
+        own = (_parsed(text) for text in self.texts)
+        return {op.name: op.class_name for op in own if op is not None and op.is_module and op.class_name}
+
+    def names_by_class(self) -> dict[str, set[str]]:
+        """What submodules are called inside modules of each class, and on top."""
+        kinds = self._classes()
+        inside: dict[str, set[str]] = {kind: set() for kind in (TOP_LAYER, *kinds.values())}
+        for path in kinds:
+            parts = path.split(".")
+            for i, part in enumerate(parts):
+                kind = TOP_LAYER if i == 0 else kinds.get(".".join(parts[:i]), "")
+                inside.setdefault(kind, set()).add(part)
+        return inside
 
     def by_api(self, pairs: Sequence[ApiPair], *, is_left: bool) -> None:
         known = {pair.left if is_left else pair.right: pair for pair in pairs}
@@ -434,7 +354,7 @@ def _by_function(side: _Side) -> dict[str, list[int]]:
 
 
 def _unknown(left: _Side, right: _Side, given: Mappings) -> list[str]:
-    """Notes on names of cell and API mappings that the dumps do not have."""
+    """Notes on names of cell, API and layer mappings that the dumps do not have."""
     modules: list[set[str]] = []
     apis: list[set[str]] = []
     for side in (left, right):
@@ -452,7 +372,25 @@ def _unknown(left: _Side, right: _Side, given: Mappings) -> list[str]:
             name, there = lost[0]
             near = near_miss(name, sorted(there))
             notes.append(f"{kind} mapping: {len(lost)} names are not in the dump of their side, from '{name}'.{near}")
-    return notes
+    return notes + _unknown_layers(left, right, given.layer)
+
+
+def _unknown_layers(left: _Side, right: _Side, mapping: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """A note on classes that neither dump has, and on names that no module of such a class has inside."""
+    inside, other = left.names_by_class(), right.names_by_class()
+    lost = []
+    for kind, names in mapping.items():
+        if kind in inside:
+            lost += [(f"{kind}: {name}", sorted(inside[kind])) for name in names if name not in inside[kind]]
+        elif kind not in other:
+            lost.append((kind, sorted({*inside, *other})))
+    if not lost:
+        return []
+    said, there = lost[0]
+    return [
+        f"layer mapping: the dumps lack {len(lost)} of the classes and names inside them, from '{said}'."
+        f"{near_miss(said.rpartition(' ')[2], there)}"
+    ]
 
 
 def _mapped(module: str, mapping: Mapping[str, str]) -> str | None:

@@ -86,13 +86,38 @@ def _kept(picked: Picked, entries: Sequence[_Entry], ranks: Iterable[int | None]
     return kept
 
 
-def check_layout(request: Request, trusted: Sequence[Run]) -> None:
-    """Raises UsageError where ranks cannot be put together as asked."""
+def check_results(request: Request, found: ResultSet) -> None:
+    """Raises UsageError where a request for compare results says what only dumps can be told."""
+    held = f"{found.roots[0]} holds compare results"
+    if request.bench:
+        raise UsageError(f"{held}, which have their bench in them", hint="Leave out --bench.")
+    if flags := _comparing(request):
+        raise UsageError(f"{', '.join(flags)} works on dumps; {held}, whose pairs and Result stay as they are")
+
+
+def check_trusted(request: Request, trusted: Sequence[Run]) -> None:
+    """Raises UsageError where the request says how to compare dumps and there is no bench, or not the one it takes."""
+    flags = (["--tolerance"] if request.tolerance is not None else []) + _comparing(request)
+    if flags and not trusted:
+        raise UsageError(f"{', '.join(flags)}: there is no bench to compare with", hint="Name it: --bench RUN_DIR")
     if request.layout is None:
         return
-    if not trusted:
-        raise UsageError("--layout puts ranks together for a comparison, and there is no bench", hint="--bench RUN_DIR")
     if len(trusted) > 1:
         raise UsageError("--layout takes one trusted run; --bench names two", hint="Leave out one.")
     if request.picked.ranks != EVERY:
         raise UsageError("--layout needs all ranks of a group; --ranks leaves some out", hint="Leave out --ranks.")
+
+
+def _comparing(request: Request) -> list[str]:
+    """Flags in the request that say which items of two dumps belong together, and when they are the same."""
+    mappings = request.matching.mappings
+    given = {
+        "--verdict noise": request.policy is not None,
+        "--layout": request.layout is not None,
+        "--fuzzy-match": request.matching.fuzzy,
+        "--data-mapping": bool(mappings.data),
+        "--cell-mapping": bool(mappings.cell),
+        "--api-mapping": bool(mappings.api),
+        "--layer-mapping": bool(mappings.layer),
+    }
+    return [flag for flag, is_given in given.items() if is_given]

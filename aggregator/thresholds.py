@@ -17,7 +17,7 @@ import contextlib
 import fnmatch
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,11 @@ class Thresholds:
     def of(self, op: str) -> OpThreshold | None:
         """The first entry that fits the op."""
         return next((entry for entry in self.ops if entry.fits(op)), None)
+
+    def unused(self, ops: Iterable[str]) -> tuple[str, ...]:
+        """Patterns that decide none of these ops."""
+        used = {id(self.of(op)) for op in ops}
+        return tuple(entry.pattern for entry in self.ops if id(entry) not in used)
 
 
 DEFAULT = Thresholds()

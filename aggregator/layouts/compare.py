@@ -104,6 +104,7 @@ def _compared(
     inverse = np.full(bench.height, -1, np.int64)
     inverse[bench_row[bench_row >= 0]] = np.flatnonzero(bench_row >= 0)
     other = decide.decide(bench, target, inverse, unit.layout.rules)
+    notes += decide.unused(unit.layout.rules, target, bench)
     vocabulary = Vocabulary()
     mine = [[Part.of(column, vocabulary) for column in row] for row in target.columns]
     theirs = [[Part.of(column, vocabulary) for column in row] for row in bench.columns]
@@ -130,6 +131,7 @@ def _compared(
         apart = (np.where(noise_only, np.nan, values.off), np.where(noise_only, np.nan, values.worst))
     # Judged while rows that are not compared still have no bench row; then their names are filled in.
     if policy is not None:
+        notes += noise.notes_on(table, policy.thresholds)
         table = noise.judged(table, mode, policy, step=step, differs=differs, apart=apart)
     else:
         excess = divergence.excess(table, mode, tolerance=tolerance, differs=differs, apart=apart)

@@ -21,6 +21,7 @@ from aggregator.layouts.gather import Side
 from aggregator.layouts.pairing import shape_of
 from aggregator.layouts.spec import Division, Rule
 from aggregator.sources import number_ranges
+from msprobe_launch.errors import near_miss
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -148,6 +149,20 @@ def _rule_codes(
                 number
             )
     return out
+
+
+def unused(rules: tuple[Rule, ...], *sides: Side) -> list[str]:
+    """A note on rules whose patterns fit no item of either side."""
+    names = [side.skeleton.items["name"] for side in sides]
+    lost = [
+        rule
+        for rule in rules
+        if not any(pc.any(pc.match_substring_regex(column, _expression(rule.pattern))).as_py() for column in names)
+    ]
+    if not lost:
+        return []
+    near = near_miss(lost[0].pattern, sorted({name for column in names for name in column.to_pylist()}))
+    return [f"layout: no item fits {len(lost)} of the rules, from '{lost[0].pattern}' (line {lost[0].line}).{near}"]
 
 
 def _expression(pattern: str) -> str:

@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from aggregator.items import ROLES
 from aggregator.match import WRAPPER
-from aggregator.rename import API_PREFIXES, OPERATORS
+from aggregator.spelling import API_PREFIXES, OPERATORS
 from msprobe_launch.records.names import OpName, Phase, Role
 
 if TYPE_CHECKING:

@@ -534,6 +534,8 @@ def test_verdict_noise_needs_dumps_and_a_bench(aggregate: Aggregate, make_run: C
     assert aggregate(a, "--bench", b, "--bench", c, "--verdict", "noise", "--format", "csv")[0] == 0
     for argv, said in (
         ((a, "--verdict", "noise"), "there is no bench"),
+        ((a, "--tolerance", "0.1", "--fuzzy-match"), "--tolerance, --fuzzy-match: there is no bench to compare with"),
+        ((next((a / "aggregate").iterdir()) / "step0", "--fuzzy-match"), "--fuzzy-match works on dumps"),
         ((a, "--bench", b, "--bench", c), "\nTwo trusted runs are for --verdict noise"),
         ((a, "--bench", b, "--bench", b, "--verdict", "noise"), "is given twice"),
         ((a, "--bench", b, "--thresholds", b), "--thresholds goes with --verdict noise"),

@@ -343,6 +343,13 @@ def test_slices_and_values_of_single_ranks_belong_to_the_layout(compared: Any) -
     assert "another value on each rank" in found["Tensor.__getitem__.0.forward.input.2"]["layout"]
 
 
+def test_a_rule_that_fits_nothing_is_said(compared: Any) -> None:
+    rules = "rules:\n  '*.input.1': {shard: 0}\n  'Functional.lineer.*': replicated\n"
+    found = compared({r: column(r) for r in (0, 1)}, {0: column(None)}, TP2 + rules)
+    said = "layout: no item fits 1 of the rules, from 'Functional.lineer.*' (line 5)."
+    assert any(said in note for note in found.result.notes)
+
+
 # -- data parallel
 
 

@@ -160,6 +160,12 @@ def test_layer_mapping(pairs, tmp_path):
     path = write(tmp_path, "TopLayer:\n  network: module\nBlock:\n  norm1: input_norm\n")
     found = pairs(target, bench, match.Options(mappings=mapping.load(layer=path)), ("mindspore", "pytorch"))
     assert len(found) == 2
+    assert not any("layer mapping" in note for note in pairs.notes)
+    path = write(tmp_path, "TopLayer: {network: module}\nBlock: {norm2: input_norm}\nBlok: {a: b}\nLayer: {x: y}\n")
+    pairs(target, bench, match.Options(mappings=mapping.load(layer=path)), ("mindspore", "pytorch"))
+    (note,) = (note for note in pairs.notes if "layer mapping" in note)
+    assert note.startswith("layer mapping: the dumps lack 2 of the classes and names inside them, from 'Block: norm2'.")
+    assert "'norm1'" in note
 
 
 @pytest.mark.parametrize(

@@ -210,9 +210,26 @@ def test_frames_are_judged_by_noise_as_well(tmp_path, linear, make_folder):
         ("", "error"),
     ],
 )
-def test_thresholds_of_a_file(judge, linear, tmp_path, text, result):
+def test_thresholds_of_a_file(judge, linear, make_call, make_value, tmp_path, text, result):
     (tmp_path / "t.yaml").write_text(text, encoding="utf-8")
-    assert judge(linear(out=1.01), linear(), set_to=thresholds.load(tmp_path / "t.yaml"))[OUT][1] == result
+    other = {"Tensor.other.0.forward": make_call(make_value(1.0), out=make_value(1.0))}
+    set_to = thresholds.load(tmp_path / "t.yaml")
+    assert judge({**linear(out=1.01), **other}, {**linear(), **other}, set_to=set_to)[OUT][1] == result
+
+
+def test_a_file_that_decides_nothing_or_leaves_nothing_to_judge_is_said(linear, make_folder, tmp_path):
+    sides = [make_folder(tmp_path / name, linear(out=out)) for name, out in (("t", 1.01), ("b", 1.0))]
+
+    def judged(text):
+        (tmp_path / "t.yaml").write_text(text, encoding="utf-8")
+        policy = noise.Policy(thresholds.load(tmp_path / "t.yaml"))
+        return compare.compare_rank(*sides, step=0, rank=0, partition=tmp_path / "p.parquet", policy=policy)
+
+    unused = judged("ops: {'Functional.*': {factor: 2}, 'Functional.linear.*': {factor: 3}, 'Torch.*': {factor: 2}}")
+    assert "thresholds: no op falls to 2 of the patterns, from 'Functional.linear.*'." in unused.notes[0]
+    everything = judged("ops: {'*': {ignore: true}}")
+    assert isinstance(everything, RankFailure)
+    assert "the thresholds ignore all 3 items" in everything.reason
 
 
 @pytest.mark.parametrize(
