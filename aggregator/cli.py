@@ -387,7 +387,8 @@ def _formats(text: str) -> frozenset[str]:
     names = [part.strip().lower() for part in text.split(",")]
     for name in names:
         if name not in FORMATS:
-            raise argparse.ArgumentTypeError(f"unknown format {name!r}.{near_miss(name, FORMATS)} Known: {FORMATS}")
+            known = ", ".join(FORMATS)
+            raise argparse.ArgumentTypeError(f"unknown format {name!r}.{near_miss(name, FORMATS)} Known: {known}")
     return frozenset(names)
 
 

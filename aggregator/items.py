@@ -343,7 +343,7 @@ def _cell(value: Any) -> tuple[float, str | None]:
     if value.__class__ is float:
         return value, None
     if value.__class__ is int:
-        number = float(value) if abs(value) < 1 << 1023 else math.copysign(math.inf, value)
+        number = float(value) if abs(value) < 1 << 1023 else math.inf if value > 0 else -math.inf
         return number, str(value) if abs(value) > _EXACT_INTEGER else None
     text = str(value)
     return math.nan, "Nan" if text in ("nan", "NaN") else text

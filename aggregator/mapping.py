@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aggregator import inputs
 from msprobe_launch.errors import ConfigError, near_miss
 
 API_KEYS = ("ms_api", "pt_api", "ms_args", "pt_args", "ms_output", "pt_output")
@@ -100,12 +101,7 @@ def _yaml(path: Path) -> Any:
         return _Lines(yaml.SafeLoader.construct_mapping(loader, node, deep=True), seen)
 
     Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
-    try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    return inputs.yaml_of(path, lambda text: yaml.load(text, Loader))
 
 
 def _pairs(path: Path) -> dict[str, str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aggregator import columns
+from aggregator import columns, inputs
 from aggregator.columns import Mode
 from msprobe_launch.errors import ConfigError, near_miss
 
@@ -35,22 +35,21 @@ def load(path: Path) -> MergeConfig:
     """Read and check a configuration. Raises ConfigError with the near miss of an unknown key or metric."""
     import yaml
 
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    raw = inputs.yaml_of(path, yaml.safe_load)
     if raw is None:
         return MergeConfig()
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: holds {type(raw).__name__}; it needs the keys {' and '.join(KEYS)}")
     for key in raw:
         if key not in KEYS:
-            raise ConfigError(f"unknown key '{key}' in {path}.{near_miss(str(key), KEYS)}", hint=f"Known: {KEYS}")
+            said = f"unknown key '{key}' in {path}.{near_miss(str(key), KEYS)}"
+            raise ConfigError(said, hint=f"Known: {', '.join(KEYS)}")
     config = MergeConfig(_texts(path, raw, "api"), _texts(path, raw, "compare_index"))
     known = list(dict.fromkeys(name for mode in Mode for name in allowed(mode)))
     for name in config.compare_index:
         if name not in known:
-            raise ConfigError(f"unknown metric '{name}' in {path}.{near_miss(name, known)}", hint=f"Known: {known}")
+            said = f"unknown metric '{name}' in {path}.{near_miss(name, known)}"
+            raise ConfigError(said, hint=f"Known: {', '.join(known)}")
     return config
 
 

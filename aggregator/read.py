@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from aggregator import inputs
 from aggregator.items import ROLES, STATISTICS, Columns, HugeInteger
 from msprobe_launch.errors import UnreadableInput
 from msprobe_launch.records import journal
@@ -114,9 +115,16 @@ def read(folder: RankFolder) -> RankDump:
 
 def _gathered(path: Path, raw: bytes) -> tuple[dict[str, str], Columns]:
     try:
+        return _head_and_columns(path, raw)
+    except RecursionError as error:
+        raise UnreadableInput(f"{path.name} is nested deeper than any dump") from error
+
+
+def _head_and_columns(path: Path, raw: bytes) -> tuple[dict[str, str], Columns]:
+    try:
         head, records = _records(path, raw)
         return head, _columns(records)
-    except HugeInteger:
+    except (HugeInteger, msgspec.MsgspecError):
         head, records = _records_slowly(path, raw)
         return head, _columns(records)
 
@@ -130,11 +138,9 @@ def _columns(records: Iterable[tuple[str, Any]]) -> Columns:
 
 def _bytes_of(path: Path) -> bytes:
     try:
-        raw = path.read_bytes()
+        raw = inputs.json_bytes(path)
     except FileNotFoundError:
         raise UnreadableInput(f"{path.name} is missing") from None
-    except OSError as error:
-        raise UnreadableInput(f"{path.name} cannot be read: {error.strerror or error}") from error
     if not raw.strip():
         raise UnreadableInput(f"{path.name} is empty ({len(raw)} bytes)")
     return raw
@@ -206,8 +212,8 @@ def _records_slowly(path: Path, raw: bytes) -> tuple[dict[str, str], Iterator[tu
         whole = json.loads(text)
     except json.JSONDecodeError as error:
         raise UnreadableInput(_broken(path, text, len(raw), error)) from error
-    except RecursionError as error:
-        raise UnreadableInput(f"{path.name} is nested deeper than any dump") from error
+    except ValueError as error:
+        raise UnreadableInput(f"{path.name} holds a number that is no number of a dump: {error}") from error
     if not isinstance(whole, dict):
         raise UnreadableInput(f"{path.name} holds a {type(whole).__name__}, not an object with 'task' and 'data'")
     head = _head(path, whole)
@@ -275,10 +281,14 @@ def _context(
 
 def _side_file(path: Path, notes: list[str]) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(inputs.json_bytes(path))
     except FileNotFoundError:
+        notes.append(f"{path.name} is missing")
         return {}
-    except (OSError, ValueError) as error:
+    except UnreadableInput as error:
+        notes.append(f"{error}; it was left out")
+        return {}
+    except (ValueError, RecursionError) as error:
         notes.append(f"{path.name} cannot be read and was left out: {error}")
         return {}
     if isinstance(found, dict):

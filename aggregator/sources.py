@@ -197,7 +197,7 @@ def _with_roster(layout: RunLayout, roots: tuple[Path, ...], dumps: Iterable[Ran
     """Add what the roster and the manifest say; an unreadable one is a note, not the end."""
     said = list(notes)
     manifest = None
-    if layout.manifest.exists():
+    if layout.manifest.is_file():
         try:
             manifest = roster.load(layout.manifest, Manifest)
         except UnreadableInput as error:

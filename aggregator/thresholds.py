@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from aggregator import inputs
 from msprobe_launch.errors import ConfigError, near_miss
 
 CONFIDENCE = 4.0  # see noise.CONSTANTS
@@ -117,13 +118,7 @@ class _Reader:
     def read(self) -> Thresholds:
         import yaml
 
-        try:
-            root = yaml.compose(self._path.read_text(encoding="utf-8"), yaml.SafeLoader)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{self._path} is not YAML: {error}") from error
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise ConfigError(f"{self._path}: cannot be read: {reason}") from error
+        root = inputs.yaml_of(self._path, lambda text: yaml.compose(text, yaml.SafeLoader))
         if root is None:
             return DEFAULT
         found = DEFAULT

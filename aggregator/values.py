@@ -202,6 +202,8 @@ class Values:
 def open_values(path: Path) -> Values:
     """Map a tensor's file. Raises UnreadableValues with the reason in words."""
     try:
+        if path.exists() and not path.is_file():
+            raise UnreadableValues(f"{path.name} is no file")
         with path.open("rb") as file:
             size = path.stat().st_size
             if size == 0:

@@ -27,6 +27,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from aggregator import inputs
 from msprobe_launch.errors import ConfigError, UsageError, near_miss
 
 AXES = ("tp", "dp", "pp")
@@ -232,12 +233,7 @@ def _nodes(path: Path) -> _Node:
             return _Node([made(part) for part in node.value], line)
         return _Node(scalars.construct_object(node), line)
 
-    try:
-        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    root = inputs.yaml_of(path, lambda text: yaml.compose(text, yaml.SafeLoader))
     return made(root) if root is not None else _Node({}, 1)
 
 

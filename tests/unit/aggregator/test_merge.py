@@ -189,7 +189,7 @@ def test_compare_index_keeps_its_order(tmp_path: Path) -> None:
         ("compare_index: [Max dif]", "unknown metric 'Max dif'.*Did you mean 'Max diff'"),
         ("api: Torch", "'api' .* must be a list of texts"),
         ("- Torch", "holds list"),
-        ("api: [", "cannot be read"),
+        ("api: [", "is not YAML"),
     ],
 )
 def test_a_wrong_configuration_names_what_is_meant(tmp_path: Path, text: str, said: str) -> None:

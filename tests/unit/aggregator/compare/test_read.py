@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import zlib
 from pathlib import Path
 
@@ -158,7 +160,7 @@ def test_side_files_may_be_bad_or_missing(tmp_path, make_folder, make_value, mak
     dump = read.read(folder)
     assert dump.ops["parent"].to_pylist() == [None]
     assert dump.ops["stack"].to_pylist() == [-1]
-    assert len(dump.notes) == (0 if content is None else 2)
+    assert len(dump.notes) == 2
 
 
 def test_structure_dumps_have_their_names_in_the_side_files(tmp_path, make_folder):
@@ -241,6 +243,14 @@ def test_a_finished_dump_wins_over_a_journal(tmp_path, make_folder, make_value, 
         (b'{"task": "overflow_check", "data": {}}', r"has the task 'overflow_check'; a dump's task is one of"),
         (b'{"data": {}}', r"has no 'task'"),
         (b"[" * 100_000, r"is nested deeper|is cut"),
+        (
+            b'{"task": "statistics", "data": {"a": {"input_args": [' + b"[" * 5000 + b"]" * 5000 + b"]}}}",
+            r"is nested deeper than any dump",
+        ),
+        (
+            b'{"task": "statistics", "data": {"a": {"input_args": [{"type": "int", "value": ' + b"1" * 5000 + b"}]}}}",
+            r"holds a number that is no number of a dump",
+        ),
     ],
 )
 def test_bad_files_are_told_apart(tmp_path, content, says):
@@ -256,8 +266,22 @@ def test_a_folder_without_a_dump(tmp_path):
 
 def test_a_dump_that_cannot_be_read(tmp_path):
     (tmp_path / "dump.json").mkdir()
-    with pytest.raises(UnreadableInput, match=r"dump\.json cannot be read: Is a directory"):
+    with pytest.raises(UnreadableInput, match=r"dump\.json is no file but a folder"):
         read.read(RankFolder(tmp_path, 0))
+    (tmp_path / "dump.json").rmdir()
+    os.mkfifo(tmp_path / "dump.json")  # reading it would wait for ever
+    with pytest.raises(UnreadableInput, match=r"dump\.json is no file but a pipe"):
+        read.read(RankFolder(tmp_path, 0))
+
+
+def test_what_no_table_can_hold_is_read_all_the_same(tmp_path, make_folder, make_call):
+    huge, lone = {"type": "int", "value": 10**400}, {"type": "str", "value": "a\ud800b \\ud800 \U0001f600"}
+    make_folder(tmp_path, {"Torch.a\udc00.0.forward": make_call(huge, lone)})
+    items = read.read(RankFolder(tmp_path, 0)).items
+    assert items["name"].to_pylist()[0] == "Torch.a\ufffd.0.forward.input.0"
+    assert items["max"].to_pylist()[0] == math.inf
+    assert items["max:text"].to_pylist()[0] == str(10**400)
+    assert items["max:text"].to_pylist()[1] == "a\ufffdb \\ud800 \U0001f600"
 
 
 def test_records_that_are_no_objects_cost_a_note(tmp_path, make_folder):
