@@ -153,6 +153,13 @@ class Columns:
         self.ops.append(op)
         self._part(_DEBUG, op, None)
 
+    def add_or_name(self, op: str, record: Any) -> None:
+        """As `add`; an op without an item has its name for one (task structure)."""
+        rows = len(self._names)
+        self.add(op, record)
+        if len(self._names) == rows:
+            self._part(_DEBUG, op, None)
+
     def _part(self, role: int, name: str, value: Any, keyword: str = "") -> None:
         before = len(self._names)
         self._walk(name, value, keyword)

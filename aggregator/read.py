@@ -123,16 +123,17 @@ def _gathered(path: Path, raw: bytes) -> tuple[dict[str, str], Columns]:
 def _head_and_columns(path: Path, raw: bytes) -> tuple[dict[str, str], Columns]:
     try:
         head, records = _records(path, raw)
-        return head, _columns(records)
+        return head, _columns(head, records)
     except (HugeInteger, msgspec.MsgspecError):
         head, records = _records_slowly(path, raw)
-        return head, _columns(records)
+        return head, _columns(head, records)
 
 
-def _columns(records: Iterable[tuple[str, Any]]) -> Columns:
+def _columns(head: Mapping[str, str], records: Iterable[tuple[str, Any]]) -> Columns:
     gathered = Columns()
+    add = gathered.add_or_name if head["task"] == "structure" else gathered.add
     for op, record in records:
-        gathered.add(op, record)
+        add(op, record)
     return gathered
 
 

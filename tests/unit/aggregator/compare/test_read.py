@@ -168,6 +168,15 @@ def test_structure_dumps_have_their_names_in_the_side_files(tmp_path, make_folde
     assert column(read.read(folder), "name") == ["Module.fc.Linear.forward.0"]
 
 
+def test_structure_dumps_of_ours_have_calls_without_items(tmp_path, make_folder, make_call):
+    ops = ["Torch.a.0.forward", "Module.fc.Linear.forward.0"]
+    folder = make_folder(tmp_path, dict.fromkeys(ops, make_call()), task="structure", construct=dict.fromkeys(ops))
+    dump = read.read(folder)
+    assert column(dump, "name") == ops
+    assert dump.ops["name"].to_pylist() == ops
+    assert not read.read(make_folder(tmp_path, dict.fromkeys(ops, make_call()))).items.num_rows
+
+
 # -- journals
 
 
