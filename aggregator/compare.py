@@ -182,7 +182,7 @@ def _compared(
     values = _stored(target, bench, matching, target_folder, bench_folder) if mode is Mode.TENSOR else None
     table, differs, said = tabulate.table_of(target, bench, matching, mode, values)
     table, differs = _with_placements(target, bench, matching, table, differs)
-    more = values.notes if values is not None else ()
+    more = [*_divided_note(target, bench, matching), *(values.notes if values is not None else ())]
     return Compared(
         table=_with_excess(table, mode, tolerance, differs, values),
         mode=mode,
@@ -211,6 +211,15 @@ def _with_placements(
     if placed is None:
         return table, differs
     return table.append_column(placement.COLUMN, placed[0]), differs | placed[1]
+
+
+def _divided_note(target: RankDump, bench: RankDump, matching: match.Matching) -> list[str]:
+    paired = np.flatnonzero(matching.bench_row >= 0)
+    own, other = target.items["placement"].combine_chunks(), bench.items["placement"].combine_chunks()
+    count = placement.divided_otherwise(own.take(pa.array(paired)), other.take(pa.array(matching.bench_row[paired])))
+    if not count:
+        return []
+    return [f"{count} items are divided among ranks in another way than the bench's: --layout auto joins their parts"]
 
 
 def _has_statistics(side: RankDump) -> bool:

@@ -37,6 +37,19 @@ def _one(placement: Any) -> str:
     return f"{kind}({inside})" if inside else str(kind)
 
 
+def divided_otherwise(target: pa.Array, bench: pa.Array) -> int:
+    """Rows that are divided in other ways on the two sides, or on one of them only. Arguments as `column`'s."""
+    if target.null_count == len(target) and bench.null_count == len(bench):
+        return 0
+    sides = [pc.fill_null(side.cast(pa.string()), "") for side in (target, bench)]
+    pairs = pc.binary_join_element_wise(*sides, "\0").value_counts().to_pylist()
+    return sum(
+        pair["counts"]
+        for pair in pairs
+        if len({words(side) if side else "" for side in pair["values"].split("\0")}) > 1
+    )
+
+
 def column(target: pa.Array, bench: pa.Array) -> tuple[pa.Array, npt.NDArray[np.bool_]] | None:
     """(COLUMN, rows that are divided in another way on the two sides); None where the target holds no DTensor.
 

@@ -90,8 +90,7 @@ def _compared(
     unit: Unit, tolerance: float | None, options: match.Options, policy: noise.Policy | None, step: int | None
 ) -> compare.Compared:
     notes: list[str] = []
-    target = gather(unit.layout.target, unit.target, unit.target_replicas)
-    bench = gather(unit.layout.bench, unit.bench, unit.bench_replicas)
+    target, bench, divided_alike = _gathered(unit)
     notes += [f"target: {note}" for note in target.notes] + [f"bench: {note}" for note in bench.notes]
     if has_applied(target) or has_applied(bench):
         target, bench = with_applied(target), with_applied(bench)
@@ -114,7 +113,11 @@ def _compared(
     if unit.layout.bench.tp > 1:
         # Now that the target is known, the bench's own replicas can be told from parts of a sum.
         parts_of_bench = together.together(bench, other, theirs, whole.part.take(inverse), vocabulary)
-    judged = judge.judge(target, bench, own, other, whole, parts_of_bench, bench_row, vocabulary)
+    elsewhere = np.zeros(target.height, bool)
+    if not (divided_alike or target.lent or bench.lent):
+        theirs_too = decide.among_replicas(bench)[0][np.maximum(bench_row, 0)]
+        elsewhere = decide.among_replicas(target)[0] | (theirs_too & (bench_row >= 0))
+    judged = judge.judge(target, bench, own, other, whole, parts_of_bench, bench_row, vocabulary, elsewhere)
     comparable = np.where(judged.why == 0, bench_row, -1)
     left = tables.as_dump(target, judged.target, vocabulary, names[0] if target.layout.pp > 1 else None)
     right = tables.as_dump(bench, judged.bench, vocabulary, None)
@@ -151,6 +154,22 @@ def _compared(
         differs=differs,
         apart=apart,
     )
+
+
+def _gathered(unit: Unit) -> tuple[Side, Side, bool]:
+    """Both sides, and whether data parallel ranks divide the same values in the same way (or are compared as one).
+
+    Where they do not (FSDP against DDP on as many ranks), the first rank borrows the others' shards.
+    """
+    target = gather(unit.layout.target, unit.target, unit.target_replicas)
+    bench = gather(unit.layout.bench, unit.bench, unit.bench_replicas)
+    if len(target.columns) > 1 or decide.among_replicas(target)[1] == decide.among_replicas(bench)[1]:
+        return target, bench, True
+    if 0 in unit.target_replicas:
+        others = [d for d in range(unit.layout.target.dp) if d not in unit.target_replicas]
+        target = gather(unit.layout.target, unit.target, unit.target_replicas, others)
+        bench = gather(unit.layout.bench, unit.bench, unit.bench_replicas, others)
+    return target, bench, False
 
 
 # -- names and order

@@ -236,6 +236,35 @@ def _does_not_add_up(shapes: list[tuple[int, ...]], dim: int, whole: tuple[int, 
     return ""
 
 
+def among_replicas(side: Side) -> tuple[npt.NDArray[np.bool_], frozenset[tuple[int, ...]]]:
+    """Rows that a DTensor's placement divides among the data parallel ranks, and along which dimensions."""
+    if side.layout.dp < 2:
+        return np.zeros(side.height, bool), frozenset()
+    column = side.columns[0][0].placements
+    stages = [{row[0] for row in stage} for stage in side.layout.grid]
+    found = [_shared_along(text, stages) for text in column.dictionary.to_pylist()]
+    rows = np.array([*(bool(dims) for dims in found), False])[_coded_or_last(column)]
+    used = set(pc.unique(column.indices).drop_null().to_pylist())
+    return rows, frozenset(dims for place, dims in enumerate(found) if dims and place in used)
+
+
+def _coded_or_last(column: Any) -> npt.NDArray[np.int64]:
+    codes: npt.NDArray[np.int64] = pc.fill_null(column.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+    return codes
+
+
+def _shared_along(text: str, stages: Sequence[set[int]]) -> tuple[int, ...]:
+    mesh, placements = _mesh(text)
+    if len(placements) != mesh.ndim:
+        return ()
+    lines = [set(np.moveaxis(mesh, axis, -1).reshape(-1, mesh.shape[axis])[0].tolist()) for axis in range(mesh.ndim)]
+    return tuple(
+        int(placement["Shard"]["dim"])
+        for line, placement in zip(lines, placements, strict=True)
+        if "Shard" in placement and line in stages
+    )
+
+
 @lru_cache(maxsize=4096)
 def _mesh(text: str) -> tuple[npt.NDArray[np.int64], list[Any]]:
     mesh, placements, _ = json.loads(text)

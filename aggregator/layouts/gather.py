@@ -58,7 +58,8 @@ class Side:
     """One run's ranks that are put together. `columns[d][t]` by data-parallel and tensor-parallel index.
 
     `skeleton` has the ops and items of one rank of each stage, stage after stage; `first_ops` where each stage begins.
-    `stage` is the stage of each item.
+    `stage` is the stage of each item. The last `lent` rows of columns are of data parallel ranks that are not compared
+    here: they lend what is divided among data parallel ranks, and nothing else.
     """
 
     layout: SideLayout
@@ -67,21 +68,30 @@ class Side:
     stage: npt.NDArray[np.int64]
     columns: tuple[tuple[Column, ...], ...]
     notes: tuple[str, ...] = ()
+    lent: int = 0
 
     @property
     def height(self) -> int:
         return int(self.skeleton.items.num_rows)
 
+    @property
+    def own(self) -> tuple[tuple[Column, ...], ...]:
+        """The columns of the ranks that are compared."""
+        return self.columns[: len(self.columns) - self.lent]
 
-def gather(layout: SideLayout, folders: dict[int, RankFolder], replicas: Sequence[int]) -> Side:
+
+def gather(
+    layout: SideLayout, folders: dict[int, RankFolder], replicas: Sequence[int], lenders: Sequence[int] = ()
+) -> Side:
     """Read the ranks of the given data-parallel indices. Raises UnreadableInput, with the rank's folder."""
     notes: list[str] = []
-    stages = [_stage(layout, stage, folders, replicas, notes) for stage in range(layout.pp)]
+    stages = [_stage(layout, stage, folders, replicas, lenders, notes) for stage in range(layout.pp)]
     skeletons = [skeleton for skeleton, _ in stages]
     heights = [dump.items.num_rows for dump in skeletons]
     starts = np.cumsum([0, *(dump.ops.num_rows for dump in skeletons)])
     columns = tuple(
-        tuple(_stacked([cells[d][t] for _, cells in stages]) for t in range(layout.tp)) for d in range(len(replicas))
+        tuple(_stacked([cells[d][t] for _, cells in stages]) for t in range(layout.tp))
+        for d in range(len(replicas) + len(lenders))
     )
     return Side(
         layout,
@@ -90,11 +100,17 @@ def gather(layout: SideLayout, folders: dict[int, RankFolder], replicas: Sequenc
         np.repeat(np.arange(layout.pp), heights),
         columns,
         tuple(dict.fromkeys(notes)),
+        len(lenders),
     )
 
 
 def _stage(
-    layout: SideLayout, stage: int, folders: dict[int, RankFolder], replicas: Sequence[int], notes: list[str]
+    layout: SideLayout,
+    stage: int,
+    folders: dict[int, RankFolder],
+    replicas: Sequence[int],
+    lenders: Sequence[int],
+    notes: list[str],
 ) -> tuple[RankDump, list[list[Column]]]:
     """The skeleton of one stage (the dump with most records), and the columns of its ranks."""
     ranks = [rank for d in replicas for rank in layout.grid[stage][d]]
@@ -102,7 +118,7 @@ def _stage(
     skeleton = _read(folders[chosen])
     own = pairing.ops_of(skeleton)
     cells: list[list[Column]] = []
-    for d in replicas:
+    for d in (*replicas, *lenders):
         row: list[Column] = []
         for rank in layout.grid[stage][d]:
             dump = skeleton if rank == chosen else _read(folders[rank])

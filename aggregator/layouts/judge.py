@@ -30,7 +30,7 @@ _INPUT, _PARAMETERS, _OUTPUT, _GRADIENT = (
 )
 
 _PLAIN = r"^(?:<class|torch\.Size|torch\.ProcessGroup|slice)"
-_OK, _BATCHES, _SIZE, _GROUP, _RANKS, _LACKING, _BIAS, _APART, _CHECKSUM = range(9)
+_OK, _BATCHES, _SIZE, _GROUP, _RANKS, _LACKING, _BIAS, _APART, _ELSEWHERE = range(9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,9 @@ def judge(
     theirs: Whole,
     bench_row: Codes,
     vocabulary: Vocabulary,
+    elsewhere: Flags,
 ) -> Judged:
+    """`elsewhere` are rows that are compared with another rank."""
     height = target.height
     dump = target.skeleton
     role = dump.items["role"].to_numpy()
@@ -69,7 +71,7 @@ def judge(
     why = np.zeros(height, np.int64)
     finding = np.zeros(height, np.int64)
     said: dict[str, int] = {"": 0}
-    d, other_d = len(target.columns), len(bench.columns)
+    d, other_d = len(target.own), len(bench.own)
     batches = d != other_d
     tp, other_tp = target.layout.tp, bench.layout.tp
 
@@ -96,6 +98,8 @@ def judge(
     sliced = np.asarray(pc.equal(dtypes, "slice").to_numpy(zero_copy_only=False))
     if tp != other_tp or d != other_d:
         why[found & sliced & (hidden != other_hidden) & (why == 0)] = _SIZE
+
+    why[found & elsewhere & (why == 0)] = _ELSEWHERE
 
     # Data parallel ranks with other batches.
     if batches:
@@ -140,6 +144,7 @@ def judge(
         _LACKING: "not compared: not all ranks of the group have it",
         _BIAS: "not comparable: parts of a sum, to which the other side has added its bias already",
         _APART: "not put together",
+        _ELSEWHERE: "not compared here: a shard of this rank; the whole is compared with the first rank",
     }
     return Judged(why, whys, finding, tuple(said), mine, theirs.part, sums, whole.summands, theirs.summands)
 
@@ -155,8 +160,8 @@ def _alike(a: Part, b: Part) -> Flags:
 def _plain_differ(side: Side, vocabulary: Vocabulary) -> Flags:
     """Rows that are another value on another rank."""
     first = side.columns[0][0]
-    parts = [Part.of(column, vocabulary) for row in side.columns for column in row]
-    hidden = [vocabulary.codes(column.hidden) for row in side.columns for column in row]
+    parts = [Part.of(column, vocabulary) for row in side.own for column in row]
+    hidden = [vocabulary.codes(column.hidden) for row in side.own for column in row]
     out = np.zeros(len(first.there), bool)
     for part, more in zip(parts[1:], hidden[1:], strict=True):
         out |= ~_alike(parts[0], part) | (hidden[0] != more)
@@ -200,7 +205,7 @@ def _replicas_differ(side: Side, row: int) -> str:
     """The ranks and the norms (or values) of replicas that are no replicas."""
     stage = int(side.stage[row])
     told = []
-    for group in side.columns:
+    for group in side.own:
         for column in group:
             norm = float(column.numbers[3][row])
             text = f"norm {norm:.7g}" if not math.isnan(norm) else f"max {float(column.numbers[0][row]):.7g}"

@@ -57,7 +57,7 @@ def without_blame(table: pa.Table, target: Side, bench_row: Codes, *, odd: Part)
     """
     values = table[divergence.EXCESS].to_numpy().copy()
     finite = ~(odd.is_number[0] & ~np.isfinite(odd.numbers[0]))
-    there = np.logical_and.reduce([column.there for row in target.columns for column in row])
+    there = np.logical_and.reduce([column.there for row in target.own for column in row])
     alone = np.isposinf(values) & (bench_row < 0) & finite & there
     if not alone.any():
         return table
@@ -97,7 +97,7 @@ def told(
     at = np.where(found, bench_row, 0)
     mine = _words(target, own, judged.target_sums)
     theirs = _words(bench, other, judged.bench_sums).take(pa.array(at))
-    single = bench.layout.tp == 1 and len(bench.columns) == 1
+    single = bench.layout.tp == 1 and len(bench.own) == 1
     shown = mine
     if not single:
         shown = pc.if_else(pa.array(found), pc.binary_join_element_wise(mine, theirs, "; bench "), mine)
@@ -138,12 +138,13 @@ def _words(side: Side, decisions: Decisions, sums: Flags) -> pa.Array:
     for code in unique.tolist():
         verdict = decisions.verdicts[code // 2 // stages_]
         stage = code // 2 % stages_
-        ranks = [column.ranks[stage] for row in side.columns for column in row]
+        shared = verdict.dp_dim is not None and len(side.columns) > 1
+        ranks = [column.ranks[stage] for row in (side.columns if shared else side.own) for column in row]
         before = f"stage {stage}, " if stages_ > 1 else ""
         if code % 2 and verdict.kind is Kind.SAME:
             verdict = replace(verdict, kind=Kind.PARTIAL)
         text = before + decide.words(verdict, ranks)
-        if verdict.dp_dim is not None and len(side.columns) > 1:
+        if shared:
             text += f", data parallel shards joined along dimension {verdict.dp_dim}"
         texts.append(text)
     return pa.array(texts, pa.string()).take(pa.array(place.reshape(-1)))

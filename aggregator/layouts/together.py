@@ -57,12 +57,14 @@ def together(
     per_replica = [_of_group(side, decisions, group, reference, allowed, vocabulary) for group in parts]
     whole, shown, summands, unlike = per_replica[0]
     mean, batches = np.zeros(height, bool), np.zeros(height, bool)
-    if len(per_replica) > 1:
-        values = [entry[0] for entry in per_replica]
+    dims = decisions.of(lambda verdict: -1 if verdict.dp_dim is None else verdict.dp_dim, np.int64)
+    shared = dims >= 0
+    values = [entry[0] for entry in per_replica]
+    if side.lent:
+        whole = combine.merged(whole, combine.joined(values, dims, vocabulary), shared)
+    elif len(per_replica) > 1:
         counts = combine.elements(values[0].shapes, vocabulary)
         far = np.max([combine.apart(values[0], value, allowed, counts) for value in values[1:]], axis=0)
-        dims = decisions.of(lambda verdict: -1 if verdict.dp_dim is None else verdict.dp_dim, np.int64)
-        shared = dims >= 0
         role = dump.items["role"].to_numpy()
         differ = (far > 1.0) & ~shared
         ours = (role == _PARAMETERS) | ((role == _GRADIENT) & ends(dump, APPLIED))

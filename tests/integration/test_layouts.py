@@ -96,6 +96,8 @@ def paired(stdout: str) -> list[float]:
         ("single_parts", "pipeline", 1.0),
         ("ddp4", "ddp2", 1.0),
         ("fsdp4", "ddp2", 0.95),
+        ("fsdp4", "ddp4", 0.95),
+        ("ddp4", "fsdp4", 0.95),
         ("both", "single", 0.95),
         ("both", "ddp2", 0.95),
         ("megatron_values", "single_values", 0.95),

@@ -322,6 +322,36 @@ def test_placements_tell_what_shapes_cannot(compared: Any) -> None:
     assert found["Torch.f.0.forward.output.0"]["layout"] == "ranks 0-1: joined along dimension 1 (placements)"
 
 
+@pytest.mark.parametrize(("fault", "findings"), [(1.0, 0), (1.01, 1)])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_shards_of_data_parallel_ranks_are_joined_for_the_first(
+    tmp_path: Path, fault: float, findings: int, swapped: bool
+) -> None:
+    """FSDP against DDP on as many ranks: activations rank by rank, what is divided once."""
+
+    def ops(rank: int, weight: dict[str, Any]) -> dict[str, Any]:
+        x = X[2 * rank : 2 * rank + 2]
+        return {
+            "Functional.linear.0.forward": forward([tensor(x), tensor(W)], tensor(x @ W.T)),
+            "Module.fc.Linear.parameters_grad.0": {"weight": [weight]},
+        }
+
+    factor = 1.0, fault
+    runs = [
+        {r: ops(r, dtensor(np.split(W, 2)[r] * factor[r], W, {"Shard": {"dim": 0}})) for r in (0, 1)},
+        {r: ops(r, tensor(W)) for r in (0, 1)},
+    ]
+    target, bench = runs[::-1] if swapped else runs
+    found = aggregator.compare_runs(write_run(tmp_path / "t", target), write_run(tmp_path / "b", bench), layout="auto")
+    assert (found["excess"] > 1).sum() == findings
+    rows = found[found["role"] == "parameters_grad"].set_index("rank")
+    assert "joined along dimension 0" in rows["layout"][0] or swapped
+    assert "the whole is compared with the first rank" in rows["layout"][1]
+    assert found[found["role"] == "output"]["excess"].tolist() == [0.0, 0.0]
+    plain = aggregator.compare_runs(tmp_path / "t", tmp_path / "b")
+    assert any("1 items are divided among ranks in another way" in note for note in plain.attrs["notes"])
+
+
 def test_sizes_of_parts_are_no_finding_and_other_arguments_are(compared: Any) -> None:
     def view(width: int, scale: float) -> dict[str, Any]:
         return {"Tensor.view.0.forward": forward([tensor(X), number(4), number(width), number(scale)], tensor(X))}
