@@ -215,25 +215,24 @@ class Follower:
     def _expected(self, attempt: Attempt) -> set[int]:
         """Ranks whose comparisons make a step complete; what can never be complete where not all are followed."""
         expected: set[int] = set()
-        for rank in attempt.layout.roster_ranks():
-            try:
-                mark = roster.load(attempt.layout.roster_mark(rank), roster.RankMark)
-            except ProbeError:
+        marks = dict(roster.marks(attempt.layout))
+        for rank, mark in marks.items():
+            if not isinstance(mark, roster.RankMark):
                 return {-2}
             if mark.recording:
                 expected.add(rank)
-            if mark.world_size is not None and len(attempt.layout.roster_ranks()) < mark.world_size:
+            if mark.world_size is not None and len(marks) < mark.world_size:
                 return {-2}
         return expected or {-2}
 
     def _merge(self, attempt: Attempt, step: int) -> None:
-        from aggregator import pipeline
+        from aggregator import merging
         from aggregator.report.table import Format
 
         group = attempt.compared.pop(step)
         attempt.merged.add(step)
         try:
-            pipeline.merge_compared(
+            merging.merge_compared(
                 group, attempt.output / f"step{step}", self._stamp, frozenset({Format.CSV, Format.PARQUET})
             )
         except ProbeError as error:

@@ -6,13 +6,11 @@ anything is concluded from them, so that the order in which they arrive does not
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,8 +19,11 @@ from aggregator import (
     alone,
     compare,
     divergence,
+    match,
     merge,
     merge_config,
+    merging,
+    noise,
     places,
     pool,
     read,
@@ -37,11 +38,10 @@ from aggregator.analyse.attendance import MissingRank, RankNote
 from aggregator.columns import Mode
 from aggregator.layouts import compare as layout_compare
 from aggregator.layouts import plan as layout_plan
-from aggregator.merge import RankTable
 from aggregator.merge_config import MergeConfig
 from aggregator.model import Divergence, RankComparison, RankFailure, rank_order
 from aggregator.report.base import Report, Task
-from aggregator.report.table import Format, write_merged
+from aggregator.report.table import Format
 from aggregator.request import Request
 from aggregator.sources import LeftOut, ResultSet, Run
 from msprobe_launch.errors import UnreadableInput
@@ -172,20 +172,33 @@ def _from_layout(
     )
 
 
-def _how(request: Request, output: Path, step: int | None, rank: int | None) -> dict[str, Any]:
-    """What every comparison of dumps is told."""
-    return {
-        "step": step,
-        "rank": rank,
-        "partition": places.partition(output, step, rank),
-        "results": places.step_folder(output, step),
-        "time": request.time,
+class _How(TypedDict):
+    """What every comparison of dumps is told; see `compare.compare_rank`."""
+
+    step: int | None
+    rank: int | None
+    partition: Path
+    results: Path
+    time: str
+    formats: tuple[str, ...]
+    tolerance: float | None
+    matching: match.Options
+    policy: noise.Policy | None
+
+
+def _how(request: Request, output: Path, step: int | None, rank: int | None) -> _How:
+    return _How(
+        step=step,
+        rank=rank,
+        partition=places.partition(output, step, rank),
+        results=places.step_folder(output, step),
+        time=request.time,
         # csv is what the field's compare writes by default; xlsx costs tenfold, so only where no csv is wanted.
-        "formats": ("xlsx" if Format.XLSX in request.formats and Format.CSV not in request.formats else "csv",),
-        "tolerance": request.tolerance,
-        "matching": request.matching,
-        "policy": request.policy,
-    }
+        formats=("xlsx" if Format.XLSX in request.formats and Format.CSV not in request.formats else "csv",),
+        tolerance=request.tolerance,
+        matching=request.matching,
+        policy=request.policy,
+    )
 
 
 def _of_dumps(
@@ -232,18 +245,26 @@ def _from_run(request: Request, run: Run, executor: Executor) -> Report:
     for step, group in _by_step(described):
         differing += opsets.differences(step, [(entry.rank, entry.partition) for entry in group])
     chosen = [(step, group, _alone_metrics(request.config, group)) for step, group in _by_step(described)]
-    merging = [
-        partial(_merge_step, Mode.STATISTICS, _tables(group), metrics, request.config, places.step_folder(output, step),
-                request.time, request.formats)
+    merges = [
+        partial(
+            merging.merge_step,
+            Mode.STATISTICS,
+            merging.tables(group),
+            metrics,
+            request.config,
+            places.step_folder(output, step),
+            request.time,
+            request.formats,
+        )
         for step, group, metrics in chosen
         if metrics
-    ]  # fmt: skip
-    for merged in _merged(executor, merging):
+    ]
+    for merged in merging.run(executor, merges):
         files += merged.files
         notes += merged.notes
     for step, group, metrics in chosen:
         if "NPU max" in metrics and len(group) > 1:
-            found = replicas.differences(step, merge.plan(Mode.STATISTICS, _tables(group)))
+            found = replicas.differences(step, merge.plan(Mode.STATISTICS, merging.tables(group)))
             parameters += [found] if found is not None else []
     firsts = [entry.first for entry in described if entry.first is not None]
     big = 1 << 62
@@ -290,17 +311,25 @@ def _compared_report(
     rank_notes: tuple[RankNote, ...] = (),
 ) -> Report:
     """Merge every step of what was compared, and conclude."""
-    mode, compared, odd = _of_one_mode(compared)
-    merging = [
-        partial(_merge_step, mode, _tables(group), metrics, request.config, places.step_folder(output, step),
-                request.time, formats)
+    mode, compared, odd = merging.of_one_mode(compared)
+    jobs = [
+        partial(
+            merging.merge_step,
+            mode,
+            merging.tables(group),
+            metrics,
+            request.config,
+            places.step_folder(output, step),
+            request.time,
+            formats,
+        )
         for step, group in _by_step(compared)
         for metrics in (merge_config.chosen(request.config, mode),)
         # The workbook takes as long as all other files together: two processes share a step.
         for formats in (request.formats & {Format.XLSX}, request.formats - {Format.XLSX})
         if formats
-    ]  # fmt: skip
-    merged = _merged(executor, merging)
+    ]
+    merged = merging.run(executor, jobs)
     found = overall.first(compared, divergence_at)
     opposite_of = opposite.look(compared)
     said = list(notes)
@@ -312,7 +341,7 @@ def _compared_report(
     if opposite_of.both_nan:
         are = "item is" if opposite_of.both_nan == 1 else "items are"
         said.append(f"{opposite_of.both_nan:,} {are} NaN on both sides, which counts as equal")
-    own_files = [path for step, _ in _by_step(compared) for path in places.result_files(output, step, task)]
+    own_files = [path for step, _ in _by_step(compared) for path in places.compared_files(output, step, task)]
     return Report(
         task=task,
         inputs=request.inputs,
@@ -386,51 +415,6 @@ def _empty_as_failures(run: Run, arrived: Iterable[Any]) -> list[Any]:
     ]
 
 
-# -- jobs
-
-
-@dataclass(frozen=True, slots=True)
-class MergedFiles:
-    """What one merge job wrote and noticed."""
-
-    files: tuple[Path, ...]
-    notes: tuple[str, ...]
-
-
-def _merge_step(
-    mode: Mode,
-    tables: tuple[RankTable, ...],
-    metrics: tuple[str, ...],
-    config: MergeConfig,
-    folder: Path,
-    time: str,
-    formats: frozenset[Format],
-) -> MergedFiles:
-    """Merge one step into some of the formats. Raises RunDirectoryError where the disk refuses."""
-    plan = merge.plan(mode, tables, config)
-    try:
-        return MergedFiles(write_merged(plan, metrics, folder, time, formats), plan.notes)
-    except OSError as error:
-        raise places.cannot_write(error, folder) from error
-
-
-def _merged(executor: Executor, jobs: Sequence[Callable[[], MergedFiles]]) -> list[MergedFiles]:
-    """Run merge jobs; they belong to no rank, so pool.run raises where one fails and gives no RankFailure."""
-    return [entry for entry in pool.run(executor, jobs) if isinstance(entry, MergedFiles)]
-
-
-def merge_compared(
-    compared: Sequence[RankComparison], folder: Path, time: str, formats: frozenset[Format]
-) -> tuple[Path, ...]:
-    """Merge the ranks of one step into `folder`; the files. Raises RunDirectoryError where the disk refuses."""
-    mode, usable, _ = _of_one_mode(sorted(compared, key=_key))
-    config = MergeConfig()
-    metrics = merge_config.chosen(config, mode)
-    if not usable:
-        return ()
-    return _merge_step(mode, _tables(usable), metrics, config, folder, time, formats).files
-
-
 def divergence_at(comparison: RankComparison, row: int) -> Divergence | None:
     """The divergence of one row of a partition, as divergence.first would tell it if no row before it differed."""
     table = pq.read_table(comparison.partition)
@@ -441,35 +425,12 @@ def divergence_at(comparison: RankComparison, row: int) -> Divergence | None:
     return divergence.first(table, comparison.mode, step=comparison.step, rank=comparison.rank)
 
 
-# -- what goes into one table
-
-
-def _of_one_mode(
-    compared: Sequence[RankComparison],
-) -> tuple[Mode, tuple[RankComparison, ...], tuple[RankFailure, ...]]:
-    """The mode that most comparisons have; those of another one become failures, since no table can hold both."""
-    if not compared:
-        return Mode.STATISTICS, (), ()
-    counts = Counter(entry.mode for entry in compared)
-    mode = max(Mode, key=lambda m: counts[m])
-    odd = tuple(
-        RankFailure(e.step, e.rank, e.source, f"is in {e.mode.value} mode, the other ranks in {mode.value} mode")
-        for e in compared
-        if e.mode is not mode
-    )
-    return mode, tuple(entry for entry in compared if entry.mode is mode), odd
-
-
 def _alone_metrics(config: MergeConfig, group: Sequence[RankStatistics]) -> tuple[str, ...]:
     """The columns that all ranks of a step have, or those of them that the configuration names."""
     have = [name for name in group[0].metrics if all(name in entry.metrics for entry in group)]
     if not config.compare_index:
         return tuple(have)
     return tuple(name for name in config.compare_index if name in have) or tuple(have)
-
-
-def _tables(group: Sequence[RankComparison | RankStatistics]) -> tuple[RankTable, ...]:
-    return tuple(RankTable(entry.rank, entry.partition) for entry in group)
 
 
 # -- sorting

@@ -79,6 +79,7 @@ def check_room(failures: Iterable[RankFailure], output: Path) -> None:
 
 
 def cannot_write(error: OSError, folder: Path) -> RunDirectoryError:
+    """What to raise where a file of the report was refused."""
     return RunDirectoryError(
         f"{error.filename or folder} cannot be written: {error.strerror or error}",
         hint="Write elsewhere with -o FOLDER.",
@@ -86,15 +87,18 @@ def cannot_write(error: OSError, folder: Path) -> RunDirectoryError:
 
 
 def step_folder(output: Path, step: int | None) -> Path:
+    """Where a step's files go."""
     return output if step is None else output / f"step{step}"
 
 
 def partition(output: Path, step: int | None, rank: int | None) -> Path:
+    """Where a rank's partition goes (see `model`)."""
     name = "rank.parquet" if rank is None else f"rank{rank}.parquet"
     return step_folder(output / "partitions", step) / name
 
 
-def result_files(output: Path, step: int | None, task: Task) -> list[Path]:
+def compared_files(output: Path, step: int | None, task: Task) -> list[Path]:
+    """The compare results of a step that this command itself wrote, by rank."""
     if task is not Task.COMPARED:
         return []
     return sorted(step_folder(output, step).glob("compare_result*"), key=lambda path: (len(path.name), path.name))

@@ -203,11 +203,11 @@ def _with_roster(layout: RunLayout, roots: tuple[Path, ...], dumps: Iterable[Ran
         except UnreadableInput as error:
             said.append(str(error))
     marks: list[RankMark] = []
-    for rank in layout.roster_ranks():
-        try:
-            marks.append(roster.load(layout.roster_mark(rank), RankMark))
-        except UnreadableInput as error:
-            said.append(str(error))
+    for _, mark in roster.marks(layout):
+        if isinstance(mark, RankMark):
+            marks.append(mark)
+        else:
+            said.append(str(mark))
     return Run(roots, tuple(dumps), manifest, tuple(marks), tuple(said))
 
 

@@ -161,11 +161,4 @@ class Stop:
 
 def _recording(layout: RunLayout) -> set[int]:
     """Ranks that record, by their marks."""
-    found = set()
-    for rank in layout.roster_ranks():
-        try:
-            if roster.load(layout.roster_mark(rank), roster.RankMark).recording:
-                found.add(rank)
-        except ProbeError:
-            continue
-    return found
+    return {rank for rank, mark in roster.marks(layout) if isinstance(mark, roster.RankMark) and mark.recording}

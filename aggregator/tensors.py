@@ -1,11 +1,12 @@
 """Metrics of stored values, in msprobe's six columns: one pass over both tensors, a chunk at a time.
 
 Read off what MindStudio Probe 26.2 answers to some 150 pairs of planted tensors (docs/compatibility.md). With t and b
-the elements of target and bench, in float32 where both sides fit it and in float64 otherwise:
+the elements of target and bench, in float32 where both sides fit it and in float64 otherwise; sums in float64, those of
+16-bit formats to 6e-7 (`native/values.c`):
 
-    Cosine                      t.b / (|t| |b|) in float64; 1 where both norms are at most 2^-52, `Nan` where one is
-    EucDist                     |t - b| in float64
-    MaxAbsErr                   max |t - b| in float64
+    Cosine                      t.b / (|t| |b|); 1 where both norms are at most 2^-52, `Nan` where one is
+    EucDist                     |t - b|
+    MaxAbsErr                   max |t - b|, in float32 for 16-bit formats and in float64 for others
     MaxRelativeErr              max |(t - b) / b|, with the dtype's epsilon added to both where b is 0
     One Thousandth Err Ratio    share of elements whose relative error is below 0.001; Five Thousandths: 0.005
 

@@ -24,6 +24,7 @@ from msprobe_launch.launch.rundir import discard, make_fresh, sign
 from msprobe_launch.launch.supervision import Supervision
 from msprobe_launch.launch.text import signal_name
 from msprobe_launch.logs import get_logger
+from msprobe_launch.records import roster
 from msprobe_launch.records.layout import RunLayout
 from msprobe_launch.records.roster import Manifest, RankMark, load
 
@@ -331,14 +332,8 @@ class _Run:
             return False
         if not same or (self.job.patience >= 0 and age > self.job.patience):
             return False
-        for rank in layout.roster_ranks():
-            try:
-                mark = load(layout.roster_mark(rank), RankMark)
-            except UnreadableInput:
-                continue
-            if rank in own or mark.ended:
-                return False
-        return True
+        marks = [(rank, mark) for rank, mark in roster.marks(layout) if isinstance(mark, RankMark)]
+        return not any(rank in own or mark.ended for rank, mark in marks)
 
     # -- waiting
 
@@ -453,11 +448,9 @@ class _Run:
         if not unknown or self.job.run_dir is None:
             return False
         layout = RunLayout(self.job.run_dir)
-        for rank in layout.roster_ranks():
-            with contextlib.suppress(UnreadableInput):
-                mark = load(layout.roster_mark(rank), RankMark)
-                if mark.pid in unknown and mark.host == socket.gethostname():
-                    unknown.pop(mark.pid).rank = rank
+        for rank, mark in roster.marks(layout):
+            if isinstance(mark, RankMark) and mark.pid in unknown and mark.host == socket.gethostname():
+                unknown.pop(mark.pid).rank = rank
         return not unknown
 
 

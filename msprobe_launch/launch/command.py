@@ -18,14 +18,15 @@ from pathlib import Path
 from types import FrameType
 
 from msprobe_launch.bootstrap import variables
-from msprobe_launch.errors import UnreadableInput, UsageError
+from msprobe_launch.errors import UsageError
 from msprobe_launch.launch.base import LaunchPlan, RunOutcome, Worker
 from msprobe_launch.launch.commandline import refusing
 from msprobe_launch.launch.injection import worker_environment
 from msprobe_launch.launch.rundir import discard, make_fresh, sign
 from msprobe_launch.launch.supervision import Supervision
+from msprobe_launch.records import roster
 from msprobe_launch.records.layout import RunLayout
-from msprobe_launch.records.roster import RankMark, load
+from msprobe_launch.records.roster import RankMark
 
 SHUTDOWN_SECONDS = 30  # as torchrun's --shutdown-timeout
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -134,12 +135,10 @@ def _workers(run_dir: Path) -> tuple[Worker, ...]:
     found: list[Worker] = []
     for attempt in RunLayout(run_dir).attempts():
         layout = RunLayout(run_dir, attempt)
-        marks = []
-        for rank in layout.roster_ranks():
-            try:
-                marks.append(load(layout.roster_mark(rank), RankMark))
-            except UnreadableInput:
-                marks.append(RankMark(rank=rank, attached=False, attempt=attempt))
+        marks = [
+            mark if isinstance(mark, RankMark) else RankMark(rank=rank, attached=False, attempt=attempt)
+            for rank, mark in roster.marks(layout)
+        ]
         world_size = max((mark.world_size or 0 for mark in marks), default=0)
         by_rank = {mark.rank: mark for mark in marks}
         for rank in sorted({*by_rank, *range(world_size)}):

@@ -11,11 +11,13 @@ import dataclasses
 import errno
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from msprobe_launch.errors import UnreadableInput
+from msprobe_launch.records.layout import RunLayout
 
 FORMAT_VERSION = 1
 
@@ -139,6 +141,15 @@ def _fits_and_is_written(path: Path, data: bytes) -> bool:
     except OSError:
         return False
     return True
+
+
+def marks(layout: RunLayout) -> Iterator[tuple[int, RankMark | UnreadableInput]]:
+    """Each rank of an attempt that left a mark, ascending, with the mark, or why that cannot be read."""
+    for rank in layout.roster_ranks():
+        try:
+            yield rank, load(layout.roster_mark(rank), RankMark)
+        except UnreadableInput as error:
+            yield rank, error
 
 
 def load(path: Path, kind: type[_T]) -> _T:
