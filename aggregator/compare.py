@@ -176,6 +176,8 @@ def _compared(
     target = _read_side("target", target_folder)
     bench = _read_side("bench", bench_folder)
     mode, notes = mode_of(target, bench)
+    if mode is Mode.STRUCTURE:
+        target, bench = read.names_only(target), read.names_only(bench)
     if by_statistics and mode is not Mode.STRUCTURE and _has_statistics(target) and _has_statistics(bench):
         mode = Mode.STATISTICS
     matching = match.match(target, bench, options)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,16 @@ def read(folder: RankFolder) -> RankDump:
         dropped=dropped,
         notes=tuple(notes),
     )
+
+
+def names_only(dump: RankDump) -> RankDump:
+    """The dump as one of task structure: its ops with their names for items. One of that task as it is."""
+    if dump.task == "structure":
+        return dump
+    names = Columns()
+    for op in dump.ops["name"].to_pylist():
+        names.add_name(op)
+    return replace(dump, items=names.items(), has_checksums=False)
 
 
 # -- bytes -> records

@@ -222,6 +222,11 @@ def _named(
 def _mode(target: Side, bench: Side, notes: list[str]) -> Mode:
     """What to compare by. Raises NothingUsable where there is nothing that parts have in common with a whole."""
     left, right = target.skeleton, bench.skeleton
+    if (left.task == "structure") != (right.task == "structure"):
+        raise NothingUsable(
+            "one side holds names only (task structure) and the other one values",
+            hint="Their names are compared rank by rank: leave out --layout.",
+        )
     if left.has_checksums or right.has_checksums:
         notes.append("checksums of parts do not make that of the whole: compared by statistics")
         left, right = replace(left, has_checksums=False), replace(right, has_checksums=False)

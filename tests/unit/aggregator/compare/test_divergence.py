@@ -145,11 +145,10 @@ def test_the_first_one_is_not_four_ops_downstream(compare_ops, make_call, make_v
 
 
 def test_different_modes_are_compared_by_what_both_have(compare_ops, make_call, make_value, tmp_path, make_folder):
-    from aggregator import compare
 
     md5 = make_folder(tmp_path / "m", {OP: make_call(make_value(1.0, md5="00aa"))})
     plain = make_folder(tmp_path / "p", {OP: make_call(make_value(1.0))}, task="tensor")
-    found = compare.compare_rank(md5, plain, step=0, rank=0, partition=tmp_path / "x.parquet")
+    found = compare_rank(md5, plain, step=0, rank=0, partition=tmp_path / "x.parquet")
     assert found.mode.value == "statistics"
     assert found.notes == (
         "only the target has checksums: compared by statistics",
@@ -388,6 +387,17 @@ def test_checksums_of_any_difference(compare_ops, make_call, make_value):
     found = compare_ops(ops("bb"), ops("cc"))
     assert [found.excess(f"{OP}.input.{i}") for i in range(4)] == [0.0, INF, 0.0, None]
     assert found.result.first.reason == "checksum bb against cc"
+
+
+@pytest.mark.parametrize("of_target", [True, False])
+def test_names_are_compared_with_a_dump_that_has_values(tmp_path, make_folder, make_call, make_value, of_target):
+    ops = {OP: make_call(make_value(1.0), out=make_value(2.0)), "Torch.other.0.forward": make_call(make_value(1.0))}
+    sides = (
+        make_folder(tmp_path / "s", dict.fromkeys(ops, make_call()), task="structure"),
+        make_folder(tmp_path / "v", ops),
+    )
+    found = compare_rank(*(sides if of_target else sides[::-1]), step=0, rank=0, partition=tmp_path / "p.parquet")
+    assert (found.mode.value, found.rows, found.matched, found.findings) == ("structure", 2, 2, 0)
 
 
 def test_structure_compares_names_only(compare_ops):
