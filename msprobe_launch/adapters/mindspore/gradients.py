@@ -85,9 +85,11 @@ class ParameterGradients:
 
     def _changed(self, parameter: Any, value: Value) -> bool:
         """True where the applied gradient can be another value than the one that a backward gave here."""
-        if self._session.identity.world_size > 1 or not isinstance(value, TensorValue):
+        if self._session.identity.world_size > 1:
             return True
-        return self._local.get(id(parameter)) != value.statistics
+        if value is None:
+            return False  # task structure
+        return not isinstance(value, TensorValue) or self._local.get(id(parameter)) != value.statistics
 
     def _named(self, parameter: Any) -> tuple[NameTemplate, str]:
         owner: tuple[CellInfo, str] | None = self._names.owner(parameter)

@@ -319,7 +319,8 @@ class ParameterGradients:
 
     def _applied(self, optimizer: Optimizer) -> None:
         values = self._values
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        reduces = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        if reduces:
             # Reducers, and scripts that reduce `p.grad.data`, leave no trace in the version counter.
             values.forget()
         left = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -338,7 +339,8 @@ class ParameterGradients:
                 if gradient is not None:
                     found[f"{name}.applied"] = value = values.describe(gradient)
                     # The very value of the local record: the same tensor, unchanged since.
-                    changed = changed or value is not local.get((id(info), name))
+                    same = value is local.get((id(info), name)) and not (value is None and reduces)
+                    changed = changed or not same
             if changed:
                 self._record(info, found)
 
