@@ -100,7 +100,8 @@ class RankFolder:
 def run_directory_of(rank_folder: Path) -> Path | None:
     """The run directory of msprobe-launch that a rank folder lies in, with or without an attempt's between them."""
     for folder in list(rank_folder.absolute().parents)[1:3]:
-        if RunLayout(folder).manifest.is_file():
+        layout = RunLayout(folder)
+        if layout.manifest.is_file() or layout.roster.is_dir():  # without the launcher there is no manifest
             return folder
     return None
 

@@ -53,11 +53,13 @@ def test_what_is_no_finding(compare_ops, norm_ops, make_value, make_call, case):
 
 @pytest.mark.parametrize("ours", [(), ("t",), ("b",), ("t", "b")])
 def test_two_recorders_hand_arguments_over_in_other_ways(tmp_path, norm_ops, make_folder, ours):
-    """A run directory of ours is known by its manifest."""
+    """A run directory of ours is known by its manifest, or its roster where there was no launcher."""
     sides = []
     for name, ops in (("t", norm_ops(eps=1e-5)), ("b", norm_ops())):
         make_folder(tmp_path / name / "step0" / "rank0", ops)
-        if name in ours:
+        if name in ours and name == "t":
+            (tmp_path / name / "roster").mkdir()
+        elif name in ours:
             (tmp_path / name / "manifest.json").write_text("{}")
         sides.append(RankFolder(tmp_path / name / "step0" / "rank0", 0))
     found = compare.compare_rank(*sides, step=0, rank=0, partition=tmp_path / "p.parquet")
