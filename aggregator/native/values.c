@@ -165,8 +165,18 @@ __attribute__((target("avx,f16c"))) static void widen_float16_here(const uint16_
         out[i] = from_float16(x[i]);
 }
 
+__attribute__((target("avx512f"))) static void widen_float16_wide(const uint16_t *x, size_t n, float *out) {
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        _mm512_storeu_ps(out + i, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(x + i))));
+    for (; i < n; i++)
+        out[i] = from_float16(x[i]);
+}
+
 static void widen_float16(const uint16_t *x, size_t n, float *out) {
-    if (__builtin_cpu_supports("avx") && __builtin_cpu_supports("f16c"))
+    if (__builtin_cpu_supports("avx512f"))
+        widen_float16_wide(x, n, out);
+    else if (__builtin_cpu_supports("avx") && __builtin_cpu_supports("f16c"))
         widen_float16_here(x, n, out);
     else
         widen_float16_anywhere(x, n, out);
@@ -209,43 +219,66 @@ static CLONES void narrow_alone(const float *x, const uint16_t *soon, size_t n, 
     }
 }
 
-static CLONES void narrow_apart(const float *t, const float *b, const uint16_t *soon_t, const uint16_t *soon_b,
-                                size_t n, const float *limits, double *out, uint64_t *near) {
-    double tt[LANES] = {0}, bb[LANES] = {0}, tb[LANES] = {0}, ee[LANES] = {0};
-    float error[LANES] = {0}, top[LANES] = {0}, relative[LANES] = {0};
-    uint32_t below[LANES] = {0}, far_below[LANES] = {0};
-    const float first = limits[0], second = limits[1];
-    size_t i = 0;
-    for (; i + FEW * LANES <= n; i += FEW * LANES) {
-        float few_tt[LANES] = {0}, few_bb[LANES] = {0}, few_tb[LANES] = {0}, few_ee[LANES] = {0};
-        for (size_t k = i; k < i + FEW * LANES; k += LANES) {
-            __builtin_prefetch(soon_t + k);
-            __builtin_prefetch(soon_b + k);
-            for (int j = 0; j < LANES; j++) {
-                float v = t[k + j], w = b[k + j], e = v - w, distance = fabsf(e), size = fabsf(w);
-                few_tt[j] += v * v;
-                few_bb[j] += w * w;
-                few_tb[j] += v * w;
-                few_ee[j] += e * e;
-                error[j] = distance > error[j] ? distance : error[j];
-                top[j] = size > top[j] ? size : top[j];
-                RELATIVE(j, float, fabsf, 0x1p-23f)
-            }
-        }
-        for (int j = 0; j < LANES; j++) {
-            tt[j] += few_tt[j];
-            bb[j] += few_bb[j];
-            tb[j] += few_tb[j];
-            ee[j] += few_ee[j];
-        }
+/* Products of two such elements are exact, so that a fused multiply-add gives the same bits: it is taken where it is. */
+#define FUSED(v, w, sum) __builtin_fmaf(v, w, sum)
+#define SEPARATE(v, w, sum) ((sum) + (v) * (w))
+
+#define DEFINE_NARROW_APART(NAME, ATTRIBUTE, MULTIPLY_ADD)                                                             \
+    ATTRIBUTE static void NAME(const float *t, const float *b, const uint16_t *soon_t, const uint16_t *soon_b,         \
+                               size_t n, const float *limits, double *out, uint64_t *near) {                           \
+        double tt[LANES] = {0}, bb[LANES] = {0}, tb[LANES] = {0}, ee[LANES] = {0};                                     \
+        float error[LANES] = {0}, top[LANES] = {0}, relative[LANES] = {0};                                             \
+        uint32_t below[LANES] = {0}, far_below[LANES] = {0};                                                           \
+        const float first = limits[0], second = limits[1];                                                             \
+        size_t i = 0;                                                                                                  \
+        for (; i + FEW * LANES <= n; i += FEW * LANES) {                                                               \
+            float few_tt[LANES] = {0}, few_bb[LANES] = {0}, few_tb[LANES] = {0}, few_ee[LANES] = {0};                  \
+            for (size_t k = i; k < i + FEW * LANES; k += LANES) {                                                      \
+                __builtin_prefetch(soon_t + k);                                                                        \
+                __builtin_prefetch(soon_b + k);                                                                        \
+                for (int j = 0; j < LANES; j++) {                                                                      \
+                    float v = t[k + j], w = b[k + j], e = v - w, distance = fabsf(e), size = fabsf(w);                 \
+                    few_tt[j] = MULTIPLY_ADD(v, v, few_tt[j]);                                                         \
+                    few_bb[j] = MULTIPLY_ADD(w, w, few_bb[j]);                                                         \
+                    few_tb[j] = MULTIPLY_ADD(v, w, few_tb[j]);                                                         \
+                    few_ee[j] += e * e;                                                                                \
+                    error[j] = distance > error[j] ? distance : error[j];                                              \
+                    top[j] = size > top[j] ? size : top[j];                                                            \
+                    RELATIVE(j, float, fabsf, 0x1p-23f)                                                                \
+                }                                                                                                      \
+            }                                                                                                          \
+            for (int j = 0; j < LANES; j++) {                                                                          \
+                tt[j] += few_tt[j];                                                                                    \
+                bb[j] += few_bb[j];                                                                                    \
+                tb[j] += few_tb[j];                                                                                    \
+                ee[j] += few_ee[j];                                                                                    \
+            }                                                                                                          \
+        }                                                                                                              \
+        for (int k = 0; k < 7; k++)                                                                                    \
+            out[k] = 0.0;                                                                                              \
+        near[0] = near[1] = 0;                                                                                         \
+        if (i < n)                                                                                                     \
+            apart_float32_apart(t + i, b + i, n - i, limits, out, near);                                               \
+        GATHER                                                                                                         \
     }
-    for (int k = 0; k < 7; k++)
-        out[k] = 0.0;
-    near[0] = near[1] = 0;
-    if (i < n)
-        apart_float32_apart(t + i, b + i, n - i, limits, out, near);
-    GATHER
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__gnu_linux__)
+DEFINE_NARROW_APART(narrow_apart_avx512, __attribute__((target("avx512f"))), FUSED)
+DEFINE_NARROW_APART(narrow_apart_avx2, __attribute__((target("avx2"))), SEPARATE)
+DEFINE_NARROW_APART(narrow_apart_anywhere, , SEPARATE)
+
+static void narrow_apart(const float *t, const float *b, const uint16_t *soon_t, const uint16_t *soon_b, size_t n,
+                         const float *limits, double *out, uint64_t *near) {
+    if (__builtin_cpu_supports("avx512f"))
+        narrow_apart_avx512(t, b, soon_t, soon_b, n, limits, out, near);
+    else if (__builtin_cpu_supports("avx2"))
+        narrow_apart_avx2(t, b, soon_t, soon_b, n, limits, out, near);
+    else
+        narrow_apart_anywhere(t, b, soon_t, soon_b, n, limits, out, near);
 }
+#else
+DEFINE_NARROW_APART(narrow_apart, , SEPARATE)
+#endif
 
 /* Whether a block's sums in float may be wrong: squares below float's range (of bfloat16) are lost, at most BLOCK times
  * 2^-126; and products t b that cancel leave their roundings. */
