@@ -31,7 +31,7 @@ from aggregator import (
 )
 from aggregator.columns import Mode
 from aggregator.model import RankComparison, RankFailure
-from msprobe_launch.errors import InputError
+from msprobe_launch.errors import InputError, NothingUsable
 from msprobe_launch.records.layout import RankFolder
 
 if TYPE_CHECKING:
@@ -178,8 +178,15 @@ def _compared(
     mode, notes = mode_of(target, bench)
     if mode is Mode.STRUCTURE:
         target, bench = read.names_only(target), read.names_only(bench)
-    if by_statistics and mode is not Mode.STRUCTURE and _has_statistics(target) and _has_statistics(bench):
+    if by_statistics and mode is not Mode.STRUCTURE and has_statistics(target) and has_statistics(bench):
         mode = Mode.STATISTICS
+    if target.has_checksums != bench.has_checksums and mode is Mode.STATISTICS:
+        for word, side in (("target", target), ("bench", bench)):
+            if side.has_checksums and not has_statistics(side):
+                raise NothingUsable(
+                    f"the {word}'s dump holds checksums only (summary mode xor), and the other one has none",
+                    hint="Record both runs with one --probe-summary-mode.",
+                )
     matching = match.match(target, bench, options)
     values = _stored(target, bench, matching, target_folder, bench_folder) if mode is Mode.TENSOR else None
     table, differs, said = tabulate.table_of(target, bench, matching, mode, values)
@@ -224,8 +231,10 @@ def _divided_note(target: RankDump, bench: RankDump, matching: match.Matching) -
     return [f"{count} items are divided among ranks in another way than the bench's: --layout auto joins their parts"]
 
 
-def _has_statistics(side: RankDump) -> bool:
-    return bool(pc.any(side.items["norm"].is_valid()).as_py())
+def has_statistics(side: RankDump) -> bool:
+    """True where a tensor of the dump has a norm: with summary mode xor none has."""
+    plain = pc.starts_with(side.items["dtype"].cast(pa.string()), "<class")
+    return bool(pc.any(pc.and_not(side.items["norm"].is_valid(), plain)).as_py())
 
 
 def _by_noise(

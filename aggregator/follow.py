@@ -21,6 +21,7 @@ import math
 import os
 import re
 import select
+import shlex
 import signal
 import socket
 import sys
@@ -36,6 +37,7 @@ from aggregator.stopping import Stop
 from msprobe_launch.errors import ProbeError
 from msprobe_launch.records import roster
 from msprobe_launch.records.layout import RankFolder, RunLayout
+from msprobe_launch.records.numbers import spans
 from msprobe_launch.records.roster import write_atomically
 
 POLL_SECONDS = 0.5
@@ -54,7 +56,11 @@ class Stopped(BaseException):
 
 @dataclass(slots=True)
 class Attempt:
-    """What was done of one attempt. `ranks` are those to follow, empty for all."""
+    """What was done of one attempt. `ranks` are those to follow, empty for all.
+
+    `firsts` has the earliest divergence of each rank so far, `first` the earliest of these. It is `settled` once no
+    rank is awaited in its step; `told` is what was said of it last.
+    """
 
     number: int
     ranks: frozenset[int]
@@ -67,6 +73,9 @@ class Attempt:
     steps: set[int] = field(default_factory=set)
     seen: set[int] = field(default_factory=set)
     first: Any = None
+    firsts: dict[int | None, Any] = field(default_factory=dict)
+    told: tuple[Any, ...] = ()
+    settled: bool = False
     merged: set[int] = field(default_factory=set)
 
 
@@ -149,8 +158,12 @@ class Follower:
                 attempt.counts["rows"] += result.rows
                 firsts += [result] if result.first is not None else []
             self._progress()
-        if firsts and attempt.first is None:
-            self._announce(attempt, firsts)
+        expected = self._expected(attempt)
+        awaited = expected - {-1 if rank is None else rank for there, rank in attempt.done if there == step}
+        if firsts:
+            self._learn(attempt, firsts, sorted(rank for rank in awaited if rank >= 0))
+        if attempt.first is not None and attempt.first.step == step and (not awaited or expected == {-2}):
+            self._settle(attempt, step)
         if (
             self._stop is None
             and self._stop_at is not None
@@ -159,7 +172,7 @@ class Follower:
         ):
             self._stop = Stop(self._run, self._stop_at, attempt, self._say)
             self._stop.begin()
-        if self._expected(attempt) <= {-1 if one.rank is None else one.rank for one in attempt.compared[step]}:
+        if expected <= {-1 if one.rank is None else one.rank for one in attempt.compared[step]}:
             self._merge(attempt, step)
         self._write_summary(attempt)
 
@@ -197,20 +210,54 @@ class Follower:
             return None
         return found
 
-    def _announce(self, attempt: Attempt, firsts: Sequence[Any]) -> None:
+    def _learn(self, attempt: Attempt, results: Sequence[Any], awaited: Sequence[int]) -> None:
+        """Take in divergences; the earliest is said at once, though a rank that is awaited may have an earlier one."""
         from aggregator.analyse import overall
 
-        earliest = min((one.first for one in firsts), key=overall.order)
-        attempt.first = earliest
-        ranks = sorted(one.rank for one in firsts if one.first.item == earliest.item and one.rank is not None)
+        for one in results:
+            known = attempt.firsts.get(one.rank)
+            if known is None or overall.order(one.first) < overall.order(known):
+                attempt.firsts[one.rank] = one.first
+        earliest = min(attempt.firsts.values(), key=overall.order)
+        if attempt.first is None or (earliest.step, earliest.item) != (attempt.first.step, attempt.first.item):
+            attempt.first, attempt.settled = earliest, False
+            self._announce(attempt, awaited)
+
+    def _settle(self, attempt: Attempt, step: int) -> None:
+        """No rank is awaited in the step of the first divergence: say what has changed since it was told."""
+        from aggregator import pipeline
+        from aggregator.analyse import overall
+
+        if attempt.settled:
+            return
+        attempt.settled = True
+        culprit = overall.first(attempt.compared[step], pipeline.divergence_at).culprit
+        if culprit is not None:
+            attempt.first = culprit
+        self._announce(attempt, ())
+
+    def _announce(self, attempt: Attempt, awaited: Sequence[int]) -> None:
+        first = attempt.first
+        same = (own for own in attempt.firsts.items() if (own[1].step, own[1].item) == (first.step, first.item))
+        ranks = sorted({rank for rank, _ in same if rank is not None} or {first.rank} - {None})
+        key = (first.step, first.item, *ranks)
+        if key == attempt.told:
+            return
+        again = ", corrected" if attempt.told else ""
+        attempt.told = key
+        which = "" if attempt.number == 0 else f" of attempt {attempt.number}"
         where = "one process" if not ranks else f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-        again = "" if attempt.number == 0 else f" of attempt {attempt.number}"
+        so_far = f" (not compared yet in this step: {_ranks(awaited)})" if awaited else ""
         self._say(
             "divergence",
-            f"FIRST DIVERGENCE{again}: {where}, step {earliest.step}: {earliest.item}: {earliest.reason}; "
-            f"next: msprobe-aggregate {self._run} --steps {earliest.step}",
+            f"FIRST DIVERGENCE{which}{again}: {where}, step {first.step}: {first.item}: {first.reason}{so_far}; "
+            f"next: {self._command(attempt)} --steps {first.step}",
             ranks,
         )
+
+    def _command(self, attempt: Attempt) -> str:
+        several = attempt.number or len(self._attempts) > 1
+        return f"msprobe-aggregate {shlex.quote(str(self._run))}" + (f" --attempt {attempt.number}" if several else "")
 
     def _expected(self, attempt: Attempt) -> set[int]:
         """Ranks whose comparisons make a step complete; what can never be complete where not all are followed."""
@@ -274,11 +321,11 @@ class Follower:
 
     def end(self) -> None:
         """Nothing more will come."""
-        from aggregator.sources import number_ranges
-
         if self._stop is not None:
             self._stop.end()
         for attempt in self._attempts.values():
+            if attempt.first is not None:
+                self._announce(attempt, ())  # where it has changed and nobody knew that no rank was awaited
             # Other nodes of a shared directory merge nothing either where none has all ranks.
             if not attempt.ranks or attempt.ranks.issuperset(attempt.layout.roster_ranks()):
                 for step in sorted(step for step, group in attempt.compared.items() if group):
@@ -290,11 +337,30 @@ class Follower:
         found, compared, complete = (self._total(what) for what in ("findings", "compared", "complete"))
         text = f"in-run: {compared:,} of {complete:,} dumps compared"
         if compared:
-            text += (
-                f", steps {number_ranges(steps)} of ranks {number_ranges(ranks)}: {found:,} findings"
-                f" -> {RunLayout(self._run).aggregate / 'inrun'}"
-            )
+            text += f", steps {spans(steps)} of ranks {spans(ranks) or 'none'}: {found:,} findings"
+            text += f" -> {RunLayout(self._run).aggregate / 'inrun'}"
+        for attempt in self._attempts.values() if len(self._attempts) > 1 and found else ():
+            text += f"; {attempt.counts['findings']:,} in attempt {attempt.number}: {self._command(attempt)}"
+        for attempt in self._attempts.values():
+            if unfinished := _unfinished(attempt):
+                text += f"; not among them, since unfinished: {unfinished}"
         self._say("done", text, compared=compared, complete=complete, findings=found)
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    numbers = sorted(ranks)
+    return f"rank{'s' * (len(numbers) > 1)} {spans(numbers)}"
+
+
+def _unfinished(attempt: Attempt) -> str:
+    """Steps that the ranks' end has cut, `step 2 of ranks 0-1`."""
+    cut: dict[int, list[int]] = defaultdict(list)
+    for step in attempt.layout.steps():
+        for folder in attempt.layout.rank_folders(step):
+            ours = folder.rank is not None and (not attempt.ranks or folder.rank in attempt.ranks)
+            if folder.rank is not None and ours and folder.journal.exists():
+                cut[step].append(folder.rank)
+    return ", ".join(f"step {step} of {_ranks(ranks)}" for step, ranks in sorted(cut.items()))
 
 
 # -- the process

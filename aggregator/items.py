@@ -169,14 +169,14 @@ class Columns:
         kind = value.__class__
         if kind is list:
             for i, part in enumerate(value):
-                if part.__class__ is dict and "Max" in part:
+                if part.__class__ is dict and ("Max" in part or "md5" in part):
                     self._tensor(f"{name}.{i}", part)
                 else:
                     self._walk(f"{name}.{i}", part, "")
         elif value is None:
             self._row(name, self._none)
         elif kind is dict:
-            if "Max" in value:
+            if "Max" in value or "md5" in value:  # summary mode xor: a checksum and no statistics
                 self._tensor(name, value)
             elif isinstance(value.get("type"), str):
                 self._plain(name, value, keyword)

@@ -49,6 +49,8 @@ def reason(cells: dict[str, str], mode: Mode, found: float) -> str:
             return f"max {cells['NPU max']}, and no counterpart in the bench"
         if cells.get("role") == "output":
             return "the bench has no such call, and what comes after it differs"
+        if types[0] == "N/A":
+            return "None, and the bench's call has a value in this place"
         return f"the bench's call has no item of this place and type ({types[0]})"
     if not dtypes.same_dtype(*types):
         return f"dtype {types[0]} against {types[1]}"

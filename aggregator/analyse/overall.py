@@ -1,9 +1,10 @@
 """Over all ranks: the first divergence, and the ops that differ most.
 
-The first divergence is the earliest in (step, call order, rank). One case is turned round: where *all* ranks (three or
-more) first differ at the same item, that difference points to the job (device, version, data) and not to a rank. If it
-also did not spread, that is if most of what was compared after it agrees again, while a later item singles out less
-than half of the ranks by a wide margin, then that later item is the culprit and the common one is told beside it.
+The first divergence is the earliest in (step, call order, rank), outputs of collectives last. One case is turned
+round: where *all* ranks (three or more) first differ at the same item, that difference points to the job (device,
+version, data) and not to a rank. If it also did not spread, that is if most of what was compared after it agrees again,
+while a later item singles out less than half of the ranks by a wide margin, then that later item is the culprit and the
+common one is told beside it.
 """
 
 from __future__ import annotations
@@ -46,12 +47,17 @@ class First:
     common: Divergence | None = None
 
 
-def order(divergence: Divergence) -> tuple[int, int, int, int]:
-    """Sort key: step, call order, rank, row; unknown steps and ranks last."""
+def order(divergence: Divergence) -> tuple[int, bool, int, int, int]:
+    """Sort key: step, received or not, call order, rank, row; unknown steps and ranks last.
+
+    What a collective gives has come from another rank, whose own first divergence (what went in) was before it,
+    wherever the two stand in the call orders of their ranks.
+    """
     big = 1 << 62
     step = big if divergence.step is None else divergence.step
     rank = big if divergence.rank is None else divergence.rank
-    return step, divergence.position, rank, divergence.row
+    received = divergence.item.startswith("Distributed.") and ".output." in divergence.item
+    return step, received, divergence.position, rank, divergence.row
 
 
 def first(

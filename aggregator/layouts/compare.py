@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from aggregator import compare, divergence, match, noise, tabulate
 from aggregator.columns import Mode
@@ -232,10 +231,7 @@ def _mode(target: Side, bench: Side, notes: list[str]) -> Mode:
         left, right = replace(left, has_checksums=False), replace(right, has_checksums=False)
     mode, said = compare.mode_of(replace(left, notes=()), replace(right, notes=()))
     for word, dump in (("target", left), ("bench", right)):
-        measured = pc.and_not(
-            dump.items["norm"].is_valid(), pc.starts_with(dump.items["dtype"].cast("string"), "<class")
-        )
-        if mode is Mode.STATISTICS and not pc.any(measured).as_py():
+        if mode is Mode.STATISTICS and not compare.has_statistics(dump):
             raise NothingUsable(
                 f"the {word}'s dumps hold no statistics, and checksums of parts do not make that of the whole",
                 hint="Record with --probe-summary-mode statistics.",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -123,7 +124,7 @@ class Follower:
             self._tell(kind, said["text"], said.get("ranks", ()))
 
     def _failed(self, why: str) -> None:
-        self._lines = [f"in-run: {self._compared:,} dumps were compared; the rest: msprobe-aggregate {self._run_dir}"]
+        self._lines = [f"in-run: {self._compared:,} dumps were compared; the rest: {_command(self._run_dir)}"]
         self._tell("in-run", f"in-run: the comparison {why}; training goes on", ())
         self._over.set()
 
@@ -149,7 +150,7 @@ class Follower:
             self.kill()
             self._lines = [
                 f"in-run: {self._compared:,} dumps were compared in the {limit:g} s that the launcher waits at its end;"
-                f" the rest: msprobe-aggregate {self._run_dir}"
+                f" the rest: {_command(self._run_dir)}"
             ]
         with contextlib.suppress(OSError):
             if not self._log.stat().st_size:
@@ -168,6 +169,10 @@ class Follower:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _command(run_dir: Path) -> str:
+    return f"msprobe-aggregate {shlex.quote(os.fspath(run_dir))}"
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:

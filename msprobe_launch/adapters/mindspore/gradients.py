@@ -12,13 +12,18 @@ from typing import TYPE_CHECKING, Any
 from msprobe_launch.adapters.mindspore import runtime
 from msprobe_launch.adapters.mindspore.naming import CellInfo, CellNames
 from msprobe_launch.adapters.mindspore.runtime import Parameter, Tensor
-from msprobe_launch.records.model import CallRecord, Statistics, TensorValue, Value
+from msprobe_launch.records.model import NO_STATISTICS, CallRecord, TensorValue, Value
 from msprobe_launch.records.names import NameTemplate
 
 if TYPE_CHECKING:
     from msprobe_launch.adapters.mindspore.quiet import Switch
     from msprobe_launch.adapters.mindspore.values import MindSporeValues
     from msprobe_launch.capture.session import Session
+
+
+def _told(value: TensorValue) -> str:
+    """What is recorded of a gradient, as text, where NaN is NaN. A checksum alone (xor) is text already."""
+    return f"{value.statistics!r}{value.tail}{value.text if value.statistics == NO_STATISTICS else ''}"
 
 
 class ParameterGradients:
@@ -29,7 +34,7 @@ class ParameterGradients:
         self._values = values
         self._names = names
         self._switch = switch
-        self._local: dict[int, Statistics] = {}  # by parameter, since the last optimizer's step
+        self._local: dict[int, str] = {}  # by parameter, since the last optimizer's step
 
     def local(self, weights: Any, gradients: Any) -> None:
         """A backward has returned `gradients` of `weights`."""
@@ -69,7 +74,7 @@ class ParameterGradients:
             if not applied:
                 entry[1][name] = value
                 if isinstance(value, TensorValue):
-                    self._local[id(parameter)] = value.statistics
+                    self._local[id(parameter)] = _told(value)
                 continue
             entry[1][f"{name}.applied"] = value
             if runtime.in_graph_mode():
@@ -89,7 +94,7 @@ class ParameterGradients:
             return True
         if value is None:
             return False  # task structure
-        return not isinstance(value, TensorValue) or self._local.get(id(parameter)) != value.statistics
+        return not isinstance(value, TensorValue) or self._local.get(id(parameter)) != _told(value)
 
     def _named(self, parameter: Any) -> tuple[NameTemplate, str]:
         owner: tuple[CellInfo, str] | None = self._names.owner(parameter)

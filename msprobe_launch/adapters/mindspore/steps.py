@@ -89,8 +89,8 @@ class Steps:
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
             if switch.quiet or runtime.is_traced() or not session.observes_this_thread():
                 return original(self, *args, **kwargs)
-            if session.recording and args:
-                applied(self.parameters, args[0])
+            if session.recording and (args or kwargs):
+                applied(self.parameters, args[0] if args else next(iter(kwargs.values())))
             # An optimizer's arithmetic is not recorded: hundreds of calls nobody compares.
             switch.enter_quiet()
             try:

@@ -70,6 +70,18 @@ def test_values_and_checksums_are_of_the_tensors_as_they_were(record: Any) -> No
     assert not list((folder / "dump_tensor_data").glob(".*"))
 
 
+@pytest.mark.parametrize("summary_mode", ["statistics", "xor"])
+@pytest.mark.parametrize("call", ["optimizer(gradients)", "optimizer(gradients=gradients)"])
+def test_a_gradient_that_was_changed_is_recorded_as_applied(record: Any, summary_mode: str, call: str) -> None:
+    changed = PROGRAM.replace(
+        "    optimizer(gradients)", f"    gradients = tuple(g * 0.5 for g in gradients)\n    {call}"
+    )
+    whole, _ = dump(record(changed, summary_mode=summary_mode))
+    assert "weight.applied" in whole["data"]["Cell.0.Dense.parameters_grad.1"]
+    whole, _ = dump(record(PROGRAM.replace("sum() + kept", "log().sum() + kept"), summary_mode=summary_mode))  # NaN
+    assert "Cell.0.Dense.parameters_grad.1" not in whole["data"]
+
+
 def test_structure_has_names_and_xor_a_checksum_only(record: Any) -> None:
     whole, folder = dump(record(PROGRAM, task="structure"))
     assert whole["data"]["Cell.0.Dense.forward.0"] == {"input_args": [], "input_kwargs": {}, "output": []}

@@ -169,6 +169,29 @@ def test_after_n_findings_values_are_ordered_and_recording_stops(put: Any, follo
     assert (summary["after"], summary["state"], summary["step_with_values"]) == (4, "stopped", first)
 
 
+def test_a_rank_that_comes_later_may_have_been_first(put: Any, follow: Any, tmp_path: Path) -> None:
+    """Rank 1 took a wrong value in at its module's end; rank 0, which made it, ends its step later."""
+    for rank in (0, 1):
+        put("b", 0, rank)
+    one, other = put("t", 0, 1, 1.5), tmp_path / "t/step0/rank1/dump.json"
+    dump = json.loads(other.read_text())
+    dump["data"]["Functional.f1.0.forward"]["output"] = dump["data"]["Functional.f0.0.forward"]["output"]
+    other.write_text(json.dumps(dump))
+    follower, said = follow()
+    follower.look()
+    put("t", 0, 0, 1.5)
+    put("t", 1, 0, complete=False)
+    follower.look()
+    follower.end()
+    first, corrected = texts(said, "divergence")
+    assert first.startswith("FIRST DIVERGENCE: rank 1, step 0: Module.a.Block.forward.0.output.0: ")
+    assert "(not compared yet in this step: rank 0)" in first
+    assert corrected.startswith("FIRST DIVERGENCE, corrected: rank 0, step 0: Functional.f1.0.forward.output.0: ")
+    assert texts(said, "done")[0].endswith("; not among them, since unfinished: step 1 of rank 0")
+    summary = json.loads(next((one.parents[1] / "aggregate/inrun").glob("inrun-*.json")).read_text())
+    assert summary["first"]["rank"] == 0
+
+
 def test_a_rank_that_is_behind_is_waited_for(put: Any, follow: Any, tmp_path: Path) -> None:
     """It has recorded nothing yet when the orders are given."""
     for step in range(8):

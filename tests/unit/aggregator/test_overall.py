@@ -73,6 +73,23 @@ def test_two_ranks_are_no_crowd(compared: Compared) -> None:
     assert _first(every) == (0, "3", None)
 
 
+def test_what_a_collective_gave_comes_after_what_went_in(
+    tmp_path: Path, make_row: Row, result_csv: Callable[..., Path]
+) -> None:
+    def rank(number: int, off: str) -> RankComparison:
+        names = [f"Distributed.all_reduce.0.forward.{part}.0" for part in ("output", "input")]
+        if number:  # one call more before it: positions of two ranks say nothing
+            names = ["Torch.a.0.forward.output.0", *names]
+        path = result_csv(tmp_path / f"{number}.csv", [make_row(n, 1.0 + 0.1 * n.endswith(off)) for n in names])
+        found = results.load(ResultFile(path, 0, number, 1), path.with_suffix(".parquet"))
+        assert isinstance(found, RankComparison)
+        return found
+
+    culprit = overall.first([rank(0, "output.0"), rank(1, "forward.input.0")], pipeline.divergence_at).culprit
+    assert culprit is not None
+    assert (culprit.rank, culprit.item) == (1, "Distributed.all_reduce.0.forward.input.0")
+
+
 def test_worst_ops(compared: Compared) -> None:
     every = [compared(0, {3: 0.2, 5: 0.9}), compared(1, {3: 0.3})]
     ops = overall.worst_ops(every)

@@ -26,6 +26,35 @@ def run(pair, tmp_path, **more):
     return compare.compare_rank(*pair, step=4, rank=1, partition=tmp_path / "deep" / "er" / "rank1.parquet", **more)
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_checksums_without_statistics_are_compared_as_checksums(compare_ops, make_call, same):
+    """Summary mode xor."""
+
+    def ops(checksum):
+        tensor = {
+            "type": "torch.Tensor",
+            "dtype": "torch.float32",
+            "shape": [2],
+            "requires_grad": False,
+            "md5": checksum,
+        }
+        return {"Torch.a.0.forward": make_call(tensor, out=tensor)}
+
+    found = compare_ops(ops("0x01"), ops("0x01" if same else "0x02")).result
+    assert (found.mode, found.findings) == (Mode.MD5, 0 if same else 2)
+
+
+def test_checksums_alone_against_statistics_are_refused(tmp_path, make_folder, make_call, make_value):
+    alone = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [2], "requires_grad": False, "md5": "0x01"}
+    sides = [
+        make_folder(tmp_path / name, {"Torch.a.0.forward": make_call(value, {"type": "float", "value": 1.0})})
+        for name, value in (("t", alone), ("b", make_value(1.0)))
+    ]
+    found = compare.compare_rank(*sides, step=0, rank=0, partition=tmp_path / "p.parquet")
+    assert isinstance(found, RankFailure)
+    assert "the target's dump holds checksums only (summary mode xor), and the other one has none" in found.reason
+
+
 def test_the_partition_has_the_agreed_columns(pair, tmp_path):
     found = run(pair, tmp_path)
     table = pq.read_table(found.partition)
