@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from aggregator import (
+    applied,
     coded,
     columns,
     divergence,
@@ -191,6 +192,7 @@ def _compared(
     values = _stored(target, bench, matching, target_folder, bench_folder) if mode is Mode.TENSOR else None
     table, differs, said = tabulate.table_of(target, bench, matching, mode, values)
     table, differs = _with_placements(target, bench, matching, table, differs)
+    table, differs = _with_changed_gradients(target, bench, table, differs)
     more = [*_divided_note(target, bench, matching), *(values.notes if values is not None else ())]
     return Compared(
         table=_with_excess(table, mode, tolerance, differs, values),
@@ -220,6 +222,22 @@ def _with_placements(
     if placed is None:
         return table, differs
     return table.append_column(placement.COLUMN, placed[0]), differs | placed[1]
+
+
+def _with_changed_gradients(
+    target: RankDump, bench: RankDump, table: pa.Table, differs: npt.NDArray[np.bool_]
+) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
+    """The table with the reasons of `applied`, and its rows as differing."""
+    changed = applied.changed_on_one_side(target, bench) if target.framework == bench.framework else {}
+    if not changed:
+        return table, differs
+    differs = differs.copy()
+    differs[list(changed)] = True
+    reasons = table[columns.OUR_REASON].to_pylist()
+    for row, reason in changed.items():
+        reasons[row] = reason
+    at = table.schema.get_field_index(columns.OUR_REASON)
+    return table.set_column(at, columns.OUR_REASON, pa.array(reasons, pa.string())), differs
 
 
 def _divided_note(target: RankDump, bench: RankDump, matching: match.Matching) -> list[str]:
