@@ -117,7 +117,10 @@ def resolve_settings(given: argparse.Namespace, environ: Mapping[str, str]) -> t
     sources: dict[str, str] = {}
     for field, parse in FIELDS.items():
         flag = getattr(given, f"probe_{field}")
-        source, text = (f"--probe-{field.replace('_', '-')}", flag) if flag else (VARIABLES[field], "")
+        name = f"--probe-{field.replace('_', '-')}"
+        if flag == "":  # of a variable of the shell that is not set
+            raise ConfigError(f"{name}: must not be empty.", hint=f"Leave out {name}.")
+        source, text = (name, flag) if flag else (VARIABLES[field], "")
         text = text or environ.get(VARIABLES[field], "")
         if text is True:
             values[field] = True

@@ -56,6 +56,7 @@ pytest_torch = pytest.mark.torch
         (["--probe-level", "L7", "t.py"], "--probe-level: unknown value 'L7'."),
         (["--probe-steps", "", "t.py"], "--probe-steps: must not be empty; where it is left out, all are meant."),
         (["--probe-stop-at-divergence", "5", "t.py"], "--probe-stop-at-divergence needs --probe-bench RUN_DIR"),
+        (["--probe-stop-at-divergence", "", "t.py"], "--probe-stop-at-divergence: must not be empty."),
         (["--probe-stop-at-divergence", "0", "t.py"], "--probe-stop-at-divergence: '0' is no whole number of at least"),
         (["--probe-config", "no.json", "t.py"], "no.json: cannot be read: No such file or directory"),
         (["--run-path", "--run-dir", "new", "/t.py"], "--run-path runs the script inside a process"),
