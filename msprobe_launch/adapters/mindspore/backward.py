@@ -56,8 +56,8 @@ def _collect_edges(values: Any, found: Inputs, depth: int) -> None:
     for value in values:
         if isinstance(value, Tensor):
             node = value._grad_node
-            if node is None:
-                found.edges.append(None)
+            if node is None or not (value.is_floating_point() or value.is_complex()):
+                found.edges.append(None)  # no gradient comes for integers, and their nodes never run
             else:
                 found.edges.append((node._unique_id(), value._output_index))
                 found.nodes.append(node)
@@ -75,10 +75,11 @@ def _collect_edges(values: Any, found: Inputs, depth: int) -> None:
 class OpenBackward:
     """A backward record that still waits for gradients."""
 
-    __slots__ = ("awaited", "done", "incoming", "missing", "op", "outgoing", "parent", "sums", "waiting")
+    __slots__ = ("awaited", "done", "incoming", "missing", "op", "outgoing", "parent", "sequence", "sums", "waiting")
 
-    def __init__(self, op: OpRef, parent: OpRef | None, outputs: int, inputs: int) -> None:
+    def __init__(self, op: OpRef, parent: OpRef | None, outputs: int, inputs: int, sequence: int) -> None:
         self.op = op
+        self.sequence = sequence  # nodes up to this number are older than the call
         self.parent = parent
         self.incoming: list[Value] = [None] * outputs
         self.outgoing: list[Value] = [None] * inputs
@@ -103,15 +104,16 @@ class _Part:
 class NodeHook:
     """The one hook of a node, for all calls that watch it. `node` is kept only while more may come to watch it."""
 
-    __slots__ = ("node", "parts", "watch")
+    __slots__ = ("node", "number", "parts", "watch")
 
     def __init__(self, watch: BackwardWatch, node: Any) -> None:
         self.watch = watch
         self.node: Any | None = node
+        self.number = node._sequence_nr()
         self.parts: list[_Part] = []
 
     def __call__(self, outgoing: Any, incoming: Any) -> None:
-        self.watch.see(self.parts, outgoing, incoming)
+        self.watch.see(self.parts, outgoing, incoming, self.number)
 
 
 def _consumers(
@@ -186,7 +188,7 @@ class BackwardWatch:
         if not nodes:
             return
         within = parent.as_backward() if parent is not None else None
-        state = OpenBackward(op.as_backward(), within, len(outputs), len(inputs.edges))
+        state = OpenBackward(op.as_backward(), within, len(outputs), len(inputs.edges), inputs.sequence)
         consumers = _consumers(nodes, edges, inputs.sequence) if edges else {}
         for key, (node, hits) in consumers.items():
             for _, index in hits:
@@ -211,7 +213,7 @@ class BackwardWatch:
             hook.node = None
         self._known.clear()
 
-    def see(self, parts: list[_Part], outgoing: Any, incoming: Any) -> None:
+    def see(self, parts: list[_Part], outgoing: Any, incoming: Any, number: int) -> None:
         """A node has run: `incoming` are gradients of its outputs, `outgoing` of its inputs."""
         session = self._session
         if not session.recording:
@@ -219,6 +221,8 @@ class BackwardWatch:
         described: dict[int, Value] = {}
         self._switch.enter_quiet()
         try:
+            if self._open:
+                self._give_up(number)
             # The innermost call is the first one that watched.
             for part in parts:
                 self._see_part(part, outgoing, incoming, described)
@@ -282,8 +286,12 @@ class BackwardWatch:
     def close(self) -> None:
         """Emit what has begun and will not be completed: an input whose gradient nobody asked for."""
         self.forget_nodes()
-        waiting, self._open = list(self._open.values()), {}
-        for state in waiting:
+        self._give_up(-1)
+
+    def _give_up(self, number: int) -> None:
+        """Emit open calls all of whose nodes are younger than the one that runs: the youngest node runs first."""
+        for state in reversed([state for state in self._open.values() if state.sequence >= number]):
+            del self._open[id(state)]
             for index, total in state.sums.items():
                 state.outgoing[index] = self._values.describe(total)
             state.sums = {}

@@ -163,3 +163,47 @@ def test_the_script_in_control(run_mindspore: Any, tmp_path: Any) -> None:
     assert set(debug) == {"logits.0.debug", "logits_grad.0.debug", "result.0.debug"}
     assert debug["logits.0.debug"]["shape"] == debug["logits_grad.0.debug"]["shape"] == [3, 1]
     assert set(debug["result.0.debug"]) == {"loss"}
+
+
+BACKWARD_ORDER = """
+import numpy as np
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+ms.set_device("CPU")
+ms.set_seed(0)
+class Loss(nn.Cell):
+    def construct(self, out, labels):
+        return ops.nll_loss(ops.log_softmax(out, -1), labels)
+class Block(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Dense(4, 4)
+    def construct(self, x, mask):
+        return x + ops.tanh(self.fc(x)) * (1 - mask)
+class Net(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.emb, self.blocks, self.head = nn.Embedding(7, 4), nn.CellList([Block(), Block()]), nn.Dense(4, 7)
+    def construct(self, ids, mask):
+        x = self.emb(ids)
+        for block in self.blocks:
+            x = block(x, mask)
+        return self.head(x)
+net, loss = Net(), Loss()
+optimizer = nn.SGD(net.trainable_params(), 0.1)
+step = ms.value_and_grad(lambda ids, mask, y: loss(net(ids, mask), y), None, optimizer.parameters)
+ids, mask, y = (Tensor(np.arange(3) % 7, ms.int32), Tensor(np.eye(3, 4), ms.float32), Tensor([1, 2, 3], ms.int32))
+optimizer(step(ids, mask, y)[1])
+"""
+
+
+def test_backward_records_come_in_the_order_of_the_backward(record: Any) -> None:
+    """Also where an input gets no gradient: labels, ids, and a mask that has operations of its own."""
+    found = record(BACKWARD_ORDER, "L0")
+    assert found.mark["lost"] == {}
+    cells = [name.split(".")[1:-2] for name in found.steps[0] if name.endswith(".backward.0")]
+    order = [".".join(cell) for cell in cells]
+    assert order == [
+        *("Loss.Loss", "head.Dense", "blocks.1.fc.Dense", "blocks.1.Block"),
+        *("blocks.0.fc.Dense", "blocks.0.Block", "emb.Embedding"),
+    ]
