@@ -58,8 +58,8 @@ class Stopped(BaseException):
 class Attempt:
     """What was done of one attempt. `ranks` are those to follow, empty for all.
 
-    `firsts` has the earliest divergence of each rank so far, `first` the earliest of these. It is `settled` once no
-    rank is awaited in its step; `told` is what was said of it last.
+    `firsts` has the earliest divergence of each rank so far, `earliest` is that of all. `first` is what is told: the
+    same until it is `settled`, once no rank is awaited in its step (see `overall.first`). `told` was said of it last.
     """
 
     number: int
@@ -74,6 +74,7 @@ class Attempt:
     seen: set[int] = field(default_factory=set)
     first: Any = None
     firsts: dict[int | None, Any] = field(default_factory=dict)
+    earliest: Any = None
     told: tuple[Any, ...] = ()
     settled: bool = False
     merged: set[int] = field(default_factory=set)
@@ -219,8 +220,10 @@ class Follower:
             if known is None or overall.order(one.first) < overall.order(known):
                 attempt.firsts[one.rank] = one.first
         earliest = min(attempt.firsts.values(), key=overall.order)
-        if attempt.first is None or (earliest.step, earliest.item) != (attempt.first.step, attempt.first.item):
-            attempt.first, attempt.settled = earliest, False
+        before = attempt.earliest
+        if before is None or (earliest.step, earliest.item) != (before.step, before.item):
+            attempt.first = attempt.earliest = earliest
+            attempt.settled = False
             self._announce(attempt, awaited)
 
     def _settle(self, attempt: Attempt, step: int) -> None:

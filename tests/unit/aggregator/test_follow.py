@@ -192,6 +192,32 @@ def test_a_rank_that_comes_later_may_have_been_first(put: Any, follow: Any, tmp_
     assert summary["first"]["rank"] == 0
 
 
+def test_what_has_been_settled_stays(put: Any, follow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where `overall.first` names another item than the earliest, findings of later steps do not turn it back."""
+    from aggregator.analyse import overall
+
+    for step in (0, 1):
+        for rank in (0, 1):
+            put("b", step, rank)
+    real = overall.first
+
+    def later(compared: Any, divergence_at: Any) -> Any:
+        culprit = divergence_at(compared[1], compared[1].rows - 1)  # the module's output
+        return overall.First(culprit, real(compared, divergence_at).culprit)
+
+    monkeypatch.setattr(overall, "first", later)
+    follower, said = follow()
+    for step in (0, 1):
+        for rank in (0, 1):
+            put("t", step, rank, 1.5)
+        follower.look()
+    follower.end()
+    assert [text.split(": ")[2] for text in texts(said, "divergence")] == [
+        "Functional.f1.0.forward.output.0",
+        "Module.a.Block.forward.0.output.0",
+    ]
+
+
 def test_a_rank_that_is_behind_is_waited_for(put: Any, follow: Any, tmp_path: Path) -> None:
     """It has recorded nothing yet when the orders are given."""
     for step in range(8):
