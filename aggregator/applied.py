@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aggregator import divergence
+from aggregator import divergence, read
 from aggregator.items import ROLES
-from msprobe_launch.records.layout import run_directory_of
 from msprobe_launch.records.names import Role
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ class _Gradient:
 
 def changed_on_one_side(target: RankDump, bench: RankDump) -> dict[int, str]:
     """Row of the target -> what to say of it. Nothing where two recorders made the dumps: msprobe has none of this."""
-    if (run_directory_of(target.path.parent) is None) != (run_directory_of(bench.path.parent) is None):
+    if not read.one_recorder(target, bench):
         return {}
     own, other = _gradients(target.items), _gradients(bench.items)
     found: dict[int, str] = {}

@@ -15,9 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from aggregator import coded
+from aggregator import coded, read
 from aggregator.items import ROLES
-from msprobe_launch.records.layout import run_directory_of
 from msprobe_launch.records.names import Role
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def one_sided(target: RankDump, bench: RankDump, bench_row: npt.NDArray[np.int64
         # How long a list is shows in what comes out.
         for row in (row for row in extra[place] if "." not in _argument(items, row)):
             reasons[row] = f"the bench's call has no {_arguments(items, [row])}"
-    if reasons and (run_directory_of(target.path.parent) is None) != (run_directory_of(bench.path.parent) is None):
+    if reasons and not read.one_recorder(target, bench):
         note = f"{len(reasons)} times one side's call has an argument more, which says nothing: two recorders made "
         note += "these dumps, and one of them leaves out what has its default"
         return OneSided(np.zeros(len(op), bool), pa.nulls(len(op), pa.string()), note)

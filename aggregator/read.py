@@ -24,7 +24,7 @@ from aggregator import inputs
 from aggregator.items import ROLES, STATISTICS, Columns, HugeInteger
 from msprobe_launch.errors import UnreadableInput
 from msprobe_launch.records import journal
-from msprobe_launch.records.layout import RankFolder
+from msprobe_launch.records.layout import RankFolder, run_directory_of
 
 __all__ = ["ROLES", "STATISTICS", "RankDump", "read"]
 
@@ -108,6 +108,12 @@ def read(folder: RankFolder) -> RankDump:
         dropped=dropped,
         notes=tuple(notes),
     )
+
+
+def one_recorder(dump: RankDump, other: RankDump) -> bool:
+    """False where only one of two dumps lies in a run directory of ours: msprobe wrote the other one, most likely."""
+    ours = [run_directory_of(side.path.parent) is not None for side in (dump, other)]
+    return ours[0] == ours[1]
 
 
 def names_only(dump: RankDump) -> RankDump:
