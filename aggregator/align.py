@@ -64,7 +64,8 @@ class Side:
 
     def items(self, rows: Sequence[int]) -> list[_Item]:
         """The rows as objects: for the few that are open."""
-        part = self._table.select(["name", "role", "dtype", "shape", "max", "max:text", "norm"]).take(list(rows))
+        wanted = self._table.select(["name", "role", "dtype", "shape", "max", "max:text", "norm"])
+        part = wanted.take(np.array(rows, np.int64))  # typed: there may be none
         out = []
         for row, (name, role, dtype, shape, high, text, norm) in zip(
             rows, zip(*(column.to_pylist() for column in part.columns), strict=True), strict=True

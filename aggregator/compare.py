@@ -250,9 +250,9 @@ def _divided_note(target: RankDump, bench: RankDump, matching: match.Matching) -
 
 
 def has_statistics(side: RankDump) -> bool:
-    """True where a tensor of the dump has a norm: with summary mode xor none has."""
+    """True where a tensor of the dump has a maximum (integers have no norm): with summary mode xor none has."""
     plain = pc.starts_with(side.items["dtype"].cast(pa.string()), "<class")
-    return bool(pc.any(pc.and_not(side.items["norm"].is_valid(), plain)).as_py())
+    return bool(pc.any(pc.and_not(side.items["max"].is_valid(), plain)).as_py())
 
 
 def _by_noise(
