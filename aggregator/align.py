@@ -7,8 +7,8 @@ order of their numbers, so that the order of the records in a file does not matt
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -92,14 +92,13 @@ def arguments(target: Side, bench: Side, bench_row: npt.NDArray[np.int64]) -> in
     """
     taken = np.zeros(len(bench.op_of_row), bool)
     taken[bench_row[bench_row >= 0]] = True
-    open_ops = np.unique(target.op_of_row[bench_row < 0])
+    open_ops = set(np.unique(target.op_of_row[bench_row < 0]).tolist())
     free_ops = set(np.unique(bench.op_of_row[~taken]).tolist())
-    places = {name: place for place, name in enumerate(bench.names) if name is not None and place in free_ops}
+    places = dict(_numbered(bench.names))
     count = 0
-    for op in open_ops.tolist():
-        name = target.names[op]
-        other = places.get(name) if name is not None else None
-        if other is None:
+    for name, op in _numbered(target.names):
+        other = places.get(name)
+        if other is None or op not in open_ops or other not in free_ops:
             continue
         mine = [item for item in target.items([r for r in target.rows(op) if bench_row[r] < 0]) if item.role == _INPUT]
         theirs = [item for item in bench.items([r for r in bench.rows(other) if not taken[r]]) if item.role == _INPUT]
@@ -108,6 +107,15 @@ def arguments(target: Side, bench: Side, bench_row: npt.NDArray[np.int64]) -> in
             taken[b.row] = True
             count += 1
     return count
+
+
+def _numbered(names: Sequence[str | None]) -> Iterator[tuple[tuple[str, int], int]]:
+    """((name, how many ops had it before), place) of the ops that have one: renaming can give two ops one name."""
+    before: Counter[str] = Counter()
+    for place, name in enumerate(names):
+        if name is not None:
+            yield (name, before[name]), place
+            before[name] += 1
 
 
 def _same_arguments(mine: list[_Item], theirs: list[_Item]) -> list[tuple[_Item, _Item]]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aggregator import mapping, match, read
@@ -504,10 +505,27 @@ def found_pairs(a, b, options):
     return {(names[i], others[j]) for i, j in enumerate(found.bench_row.tolist()) if j >= 0}
 
 
+def add(norm, again=False, keywords=None):
+    inputs = (tensor(norm, (1,)),) if keywords else (tensor(norm, (1,)), plain(1))
+    return call(*inputs, keywords=keywords, is_recompute=again)
+
+
 @settings(deadline=None, max_examples=60)
 @given(OPS, OPS, st.randoms(use_true_random=False))
+@example(
+    # Without the recomputed call, two backward calls of the bench have one name.
+    {"Functional.linear.0.forward": add(1.0), "Tensor.add.0.backward": add(1.0, keywords={"p": plain(1)})},
+    {
+        "Functional.linear.0.forward": add(1.0),
+        "Tensor.add.0.forward": add(1.0),
+        "Tensor.add.0.backward": add(1.0),
+        "Tensor.add.1.forward": add(1.0, again=True),
+        "Tensor.add.1.backward": add(1.0),
+    },
+    random.Random(0),
+)
 def test_matching_is_a_partial_injection_symmetric_and_independent_of_file_order(
-    tmp_path_factory, target, bench, random
+    tmp_path_factory, target, bench, chance
 ):
     root = tmp_path_factory.mktemp("m")
     a, b = dump_of(root / "a", target), dump_of(root / "b", bench)
@@ -521,13 +539,13 @@ def test_matching_is_a_partial_injection_symmetric_and_independent_of_file_order
     if any(op.split(".")[1] in told for op in (*target, *bench)):
         return
     shuffled = list(copy.deepcopy(target).items())
-    random.shuffle(shuffled)
+    chance.shuffle(shuffled)
     assert found_pairs(dump_of(root / "c", dict(shuffled)), b, FUZZY) == found
 
 
 @settings(deadline=None, max_examples=40)
 @given(OPS, OPS, st.data())
-def test_mappings_may_stand_in_any_order(tmp_path_factory, target, bench, data):
+def test_mappings_may_stand_in_any_order_and_be_swapped(tmp_path_factory, target, bench, data):
     root = tmp_path_factory.mktemp("m")
     a, b = dump_of(root / "a", target), dump_of(root / "b", bench)
     left = data.draw(st.permutations(a.items["name"].to_pylist()))
@@ -539,3 +557,5 @@ def test_mappings_may_stand_in_any_order(tmp_path_factory, target, bench, data):
     ]
     assert results[0] == results[1]
     assert set(given_pairs) <= results[0]
+    inverse = match.Options(mappings=mapping.Mappings(data={y: x for x, y in given_pairs}))
+    assert {(y, x) for x, y in found_pairs(b, a, inverse)} == results[0]
