@@ -7,16 +7,35 @@ A CallRecord becomes one line of the journal (`records.codec.record_line`) and i
 
 from __future__ import annotations
 
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 from msprobe_launch.records.names import NameTemplate
+
+if TYPE_CHECKING:
+    from msgspec import Struct as Recorded
+else:
+    try:
+        from msgspec import Struct
+
+        class Recorded(Struct, gc=False, eq=False):
+            """Not looked at by the garbage collector: there are thousands in a step, and none is part of a cycle."""
+
+    except ImportError:  # a rank's environment may be leaner than ours
+        from dataclasses import dataclass
+
+        class Recorded:
+            """The same without msgspec."""
+
+            def __init_subclass__(cls) -> None:
+                dataclass(eq=False)(cls)
+
 
 # (max, min, mean, L2 norm); None for a statistic that does not exist (empty tensor, mean of bools).
 Statistics = tuple[Any, Any, Any, Any]
 NO_STATISTICS: Statistics = (None, None, None, None)
 
 
-class TensorValue:
+class TensorValue(Recorded):
     """A tensor as it was when it was seen.
 
     `head` is the JSON text of type, dtype and shape; `statistics` is filled at once on the host and at the next flush
@@ -25,26 +44,18 @@ class TensorValue:
     saw the same unchanged tensor, so its text is made once. `saved` is the path of the file that holds its values.
     """
 
-    __slots__ = ("head", "requires_grad", "saved", "statistics", "tail", "text")
-
-    def __init__(
-        self, head: str, statistics: Statistics = NO_STATISTICS, requires_grad: bool | None = False, tail: str = ""
-    ) -> None:
-        self.head = head
-        self.statistics = statistics
-        self.requires_grad = requires_grad
-        self.tail = tail
-        self.text: str | None = None
-        self.saved: str | None = None
+    head: str
+    statistics: Statistics = NO_STATISTICS
+    requires_grad: bool | None = False
+    tail: str = ""
+    text: str | None = None
+    saved: str | None = None
 
 
-class PlainValue:
+class PlainValue(Recorded):
     """A value that is no tensor, as the JSON text of its record."""
 
-    __slots__ = ("text",)
-
-    def __init__(self, text: str) -> None:
-        self.text = text
+    text: str
 
 
 Value = Union[TensorValue, PlainValue, "list[Value]", "dict[str, Value]", None]
@@ -78,17 +89,14 @@ class Segment:
         }
 
 
-class OpRef:
+class OpRef(Recorded):
     """One call: a name template with its number. `text` gives the op's name in the files."""
 
-    __slots__ = ("_twin", "backward", "number", "segment", "template")
-
-    def __init__(self, template: NameTemplate, number: int, segment: Segment, backward: bool = False) -> None:
-        self.template = template
-        self.number = number
-        self.segment = segment
-        self.backward = backward
-        self._twin: OpRef | None = None
+    template: NameTemplate
+    number: int
+    segment: Segment
+    backward: bool = False
+    _twin: OpRef | None = None
 
     @property
     def text(self) -> str:
@@ -111,35 +119,22 @@ class OpRef:
         return OpRef(self.template, self.number, self.segment) if self.backward else self
 
 
-class CallRecord:
+class CallRecord(Recorded):
     """One direction of one call.
 
     Forward: `inputs` positional, `kwargs` keyword, `outputs`, and for modules `parameters`. Backward: `inputs` are the
     gradients that came in (of the outputs), `outputs` those that went out (of the inputs). Parameter gradients:
     only `parameters`, and `is_grad`. `parent` is the enclosing module's call, `stack` an index of `capture.stacks`.
+    `saves` is set where values of some calls are saved, and this is one of them.
     """
 
-    __slots__ = ("inputs", "is_grad", "kwargs", "op", "outputs", "parameters", "parent", "recompute", "saves", "stack")
-
-    def __init__(
-        self,
-        op: OpRef,
-        inputs: list[Value] | None,
-        kwargs: dict[str, Value] | None,
-        outputs: list[Value] | None,
-        parameters: dict[str, Value] | None = None,
-        parent: OpRef | None = None,
-        stack: int = -1,
-        recompute: bool = False,
-        is_grad: bool = False,
-    ) -> None:
-        self.op = op
-        self.inputs = inputs
-        self.kwargs = kwargs
-        self.outputs = outputs
-        self.parameters = parameters
-        self.parent = parent
-        self.stack = stack
-        self.recompute = recompute
-        self.is_grad = is_grad
-        self.saves = False  # set where values of some calls are saved, and this is one of them
+    op: OpRef
+    inputs: list[Value] | None
+    kwargs: dict[str, Value] | None
+    outputs: list[Value] | None
+    parameters: dict[str, Value] | None = None
+    parent: OpRef | None = None
+    stack: int = -1
+    recompute: bool = False
+    is_grad: bool = False
+    saves: bool = False
