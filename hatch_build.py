@@ -1,6 +1,7 @@
 """Compile what is in C when a wheel (also an editable one) is built.
 
-Without a C compiler the build goes on, and without CPython's header files so does that of `tensors.c`: then
+Without a C compiler the build goes on, and without CPython's header files so does that of
+`tensors.c` and `graph.c`: then
 `msprobe_launch.native` has nothing to offer, statistics of CPU tensors are taken with the framework's own reductions,
 and tensors are described by interpreted code, both several times slower; `aggregator.native` has nothing either, and
 stored values are compared with numpy.
@@ -22,6 +23,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 LIBRARIES = {
     "msprobe_launch/native/_statistics.so": (["statistics.c"], False),
     "msprobe_launch/native/_tensors.abi3.so": (["tensors.c", "statistics.c"], True),
+    "msprobe_launch/native/_graph.abi3.so": (["graph.c"], True),
     "aggregator/native/_values.so": (["values.c"], False),
 }
 

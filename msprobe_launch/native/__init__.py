@@ -1,7 +1,8 @@
-"""Statistics, checksums and the describing of plain tensors in C, where they could be compiled (`hatch_build.py`).
+"""Statistics, checksums, plain tensors and the graphs of calls in C, where it was compiled (`hatch_build.py`).
 
-`_statistics.so` is called through ctypes, holds no state and reads memory by address. `_tensors.abi3.so` is a module
-for any CPython since 3.10; it needs that one's header files when it is compiled, and nothing but speed hangs on it.
+`_statistics.so` is called through ctypes, holds no state and reads memory by address. `_tensors.abi3.so` and
+`_graph.abi3.so` are modules for any CPython since 3.10; they need that one's header files when they are compiled, and
+nothing but speed hangs on them.
 """
 
 from __future__ import annotations
@@ -59,6 +60,15 @@ def load_table(
         return None
     table: Callable[[Any], Any] = Table(cache, heads, kinds, rows, fresh, make, weakref.ref, general, below, limit)
     return table
+
+
+def load_graph() -> Any:
+    """`Edges` and `whole` of graph.c; None where it is not compiled."""
+    try:
+        from msprobe_launch.native import _graph  # type: ignore[attr-defined,unused-ignore]
+    except ImportError:
+        return None
+    return _graph
 
 
 # (address, bytes) -> checksum

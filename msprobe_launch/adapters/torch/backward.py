@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction
 
-from msprobe_launch.adapters.torch.edges import Inputs, consumers, made_since, next_sequence_number, source_of
+from msprobe_launch.adapters.torch.edges import Inputs, consumers, made_since, next_sequence_number, source_of, whole
 from msprobe_launch.adapters.torch.quiet import Quiet
 from msprobe_launch.capture.plain import collect
 from msprobe_launch.records.model import CallRecord, OpRef, Value
@@ -89,11 +89,9 @@ class _Latest:
 
     __slots__ = ("after", "before", "edges", "node", "number", "result", "state")
 
-    def __init__(
-        self, state: OpenBackward | OneNode, inputs: Inputs | None, edges: dict[tuple[int, int], int], result: Tensor
-    ) -> None:
+    def __init__(self, state: OpenBackward | OneNode, inputs: Inputs | None, result: Tensor) -> None:
         self.state = state
-        self.edges = edges
+        self.edges = inputs.places() if inputs is not None else {}
         self.before = inputs.sequence if inputs is not None else None
         self.after = next_sequence_number()
         self.result = id(result)
@@ -190,13 +188,32 @@ class BackwardWatch:
     def watch(self, op: OpRef, parent: OpRef | None, inputs: Inputs | None, result: Any) -> None:
         """Arrange for the backward record of a call that has just returned `result`."""
         outputs: list[Tensor] = []
-        if type(result) is Tensor:
+        plain = type(result) is Tensor
+        if plain:
             outputs.append(result)
         else:
             collect(result, Tensor, outputs)
         single = outputs[0] if len(outputs) == 1 else None
         if single is not None and self._encloses_latest(op, parent, inputs, single):
             return
+        found = None
+        if plain and inputs is not None and inputs.sequence is not None:
+            found = whole(result, inputs.edges, inputs.sequence)
+        state: OneNode | OpenBackward | None
+        if found is not None and inputs is not None:
+            node, number, hits = found
+            state = OneNode(self, op, parent, number, hits, len(inputs.edges))
+            node.register_hook(state)
+        else:
+            state = self._watch_any(op, parent, inputs, outputs)
+        if state is not None and single is not None:
+            # Only a module's call is found around another one.
+            self._latest = _Latest(state, inputs, single) if self._session.takes_modules else None
+
+    def _watch_any(
+        self, op: OpRef, parent: OpRef | None, inputs: Inputs | None, outputs: list[Tensor]
+    ) -> OneNode | OpenBackward | None:
+        """Watch a call of whatever form; None where it has made nothing to be watched."""
         edges = inputs.places() if inputs is not None else {}
         nodes: dict[Any, list[tuple[int, int]]] = {}
         for index, tensor in enumerate(outputs):
@@ -205,22 +222,19 @@ class BackwardWatch:
             if node is not None and (id(node), number) not in edges:
                 nodes.setdefault(node, []).append((number, index))
         if not nodes:
-            return
+            return None
         found = []
         if inputs is not None and inputs.sequence is not None:
             found = consumers(nodes, edges, inputs.sequence)
         count = len(inputs.edges) if inputs is not None else 0
-        state: OneNode | OpenBackward
-        if single is not None and len(found) == 1 and _is_whole(found[0], nodes):
+        if len(outputs) == 1 and len(found) == 1 and _is_whole(found[0], nodes):
             node, hits = found[0]
-            state = OneNode(self, op, parent, nodes[node][0][0], hits, count)
-            node.register_hook(state)
-        else:
-            state = OpenBackward(op, parent, len(outputs), count)
-            self._hook(state, nodes, found)
-        if single is not None:
-            # Only a module's call is found around another one.
-            self._latest = _Latest(state, inputs, edges, single) if self._session.takes_modules else None
+            one = OneNode(self, op, parent, nodes[node][0][0], hits, count)
+            node.register_hook(one)
+            return one
+        state = OpenBackward(op, parent, len(outputs), count)
+        self._hook(state, nodes, found)
+        return state
 
     def _hook(
         self,

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._C import DisableTorchFunction
 from torch.nn import Parameter
 
+from msprobe_launch import native
 from msprobe_launch.capture.plain import MAX_DEPTH, collect, fields_of
 
 Edge = tuple[Any, int]  # (autograd node or leaf tensor, output number)
@@ -50,9 +51,9 @@ def inputs_of(values: Sequence[Any], keywords: dict[str, Any]) -> Inputs:
     """
     found = Inputs()
     edges = found.edges
-    _collect_edges(values, edges)
+    _add_edges(values, edges)
     if keywords:
-        _collect_edges(keywords.values(), edges)
+        _add_edges(keywords.values(), edges)
     if any(edges):
         found.sequence = next_sequence_number()
     return found
@@ -99,6 +100,15 @@ def source_of(tensor: Tensor) -> tuple[Any, int]:
         return tensor.grad_fn, tensor.output_nr
 
 
+def _whole(_result: Tensor, _edges: list[Edge | None], _sequence: int) -> tuple[Any, int, list[tuple[int, int]]] | None:
+    """(node, output number, [(gradient slot, input index)]) of a call's one output, a plain tensor.
+
+    Only where its node consumes all inputs, each once, and None where that is not sure: here it is not looked at, and
+    `consumers` finds the same.
+    """
+    return None
+
+
 def consumers(
     nodes: dict[Any, Any], edges: dict[tuple[int, int], int], sequence: int
 ) -> list[tuple[Any, list[tuple[int, int]]]]:
@@ -138,6 +148,11 @@ def consumers(
         if hits:
             found.append((node, hits))
     return found
+
+
+_graph = native.load_graph()
+_add_edges = _graph.Edges(frozenset({Tensor, Parameter}), _HOLDS_NONE, _collect_edges) if _graph else _collect_edges
+whole = _graph.whole if _graph else _whole
 
 
 def made_since(sequence: int, result: Any) -> Any:
