@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from datetime import datetime
 from io import FileIO
+from pathlib import Path
 
 from msprobe_launch.capture.disk import Disk
 from msprobe_launch.capture.guard import Guard
@@ -26,7 +27,7 @@ from msprobe_launch.records import journal
 from msprobe_launch.records.codec import quote, record_line
 from msprobe_launch.records.layout import RankFolder
 from msprobe_launch.records.model import CallRecord, OpRef
-from msprobe_launch.records.roster import write_atomically
+from msprobe_launch.records.roster import write_all, write_atomically
 
 
 class StepWriter:
@@ -145,8 +146,7 @@ class StepWriter:
             self._guard.lose(f"write {self.folder.path}", error, 0)
 
     def _begin(self) -> None:
-        os.makedirs(self.folder.path, exist_ok=True)
-        if self.folder.dump.exists():
+        if not _made(self.folder.path) and self.folder.dump.exists():
             # Two programs in turn as one rank, or a restart that kept its number: what is there is not ours.
             raise FileExistsError("an earlier process of this rank has recorded this step; it is kept")
         config = self._config
@@ -154,7 +154,7 @@ class StepWriter:
         head = journal.header(config.task.value, config.level.value, self._framework, data_dir)
         handle = FileIO(self.folder.journal, "w")
         try:
-            _write_all(handle, head.encode())
+            write_all(handle, head.encode())
         except OSError:
             handle.close()
             self.folder.journal.unlink(missing_ok=True)
@@ -176,7 +176,7 @@ class StepWriter:
             try:
                 if self._side is None:
                     self._side = FileIO(self.folder.context_journal, "w")
-                _write_all(self._side, context)
+                write_all(self._side, context)
             except OSError as error:
                 self._guard.lose(f"write {self.folder.path}", error, 0)  # it is still in memory, for `finish`
 
@@ -185,7 +185,7 @@ class StepWriter:
         assert handle is not None
         good = handle.tell()
         try:
-            _write_all(handle, data)
+            write_all(handle, data)
         except OSError:
             handle.truncate(good)
             handle.seek(good)
@@ -200,9 +200,9 @@ class StepWriter:
             if self.written:
                 handle.seek(-len(journal.RECORD_END), os.SEEK_END)
                 handle.truncate()
-                _write_all(handle, journal.CLOSE.encode())
+                write_all(handle, journal.CLOSE.encode())
             else:
-                _write_all(handle, journal.EMPTY_CLOSE.encode())
+                write_all(handle, journal.EMPTY_CLOSE.encode())
             with_parents = self._config.level.modules or self._config.task is Task.STRUCTURE
             stacks, parents = self._context.stack_json(), self._context.construct_json(with_parents=with_parents)
             write_atomically(self.folder.stack, stacks)
@@ -249,14 +249,19 @@ class StepWriter:
         self._disk.submit(append)
 
 
-def _write_all(handle: FileIO, data: bytes) -> None:
-    """Unbuffered write of everything: a raw write may be short when the disk fills up."""
-    view = memoryview(data)
-    while view:
-        done = handle.write(view)
-        if not done:
-            raise OSError("short write")
-        view = view[done:]
+def _made(folder: Path) -> bool:
+    """Make a rank's folder in a step's; False where it may have been there. Raises OSError.
+
+    Most steps are new and the run's folder is there: two system calls.
+    """
+    with contextlib.suppress(OSError):
+        os.mkdir(folder.parent)
+    try:
+        os.mkdir(folder)
+    except (FileExistsError, FileNotFoundError):
+        os.makedirs(folder, exist_ok=True)
+        return False
+    return True
 
 
 class Writer:

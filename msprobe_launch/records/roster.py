@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -103,15 +104,28 @@ def write_atomically(path: Path, text: str) -> None:
     # The pid keeps two writers on one shared file system from taking each other's temporary file.
     temporary = os.path.join(path.parent, f".{path.name}.{os.getpid()}.tmp")
     try:
-        if not path.parent.is_dir():
+        try:
+            handle = FileIO(temporary, "w")
+        except FileNotFoundError:
             os.makedirs(path.parent, exist_ok=True)
-        with open(temporary, "wb") as handle:
-            handle.write(text.encode())
+            handle = FileIO(temporary, "w")
+        with handle:
+            write_all(handle, text.encode())
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def write_all(handle: FileIO, data: bytes) -> None:
+    """Unbuffered write of everything: a raw write may be short when the disk fills up. Raises OSError."""
+    view = memoryview(data)
+    while view:
+        done = handle.write(view)
+        if not done:
+            raise OSError("short write")
+        view = view[done:]
 
 
 def save(path: Path, value: Manifest | RankMark) -> None:

@@ -101,7 +101,7 @@ def test_a_rank_trains_on_while_its_disk_hangs_and_says_what_was_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release, writes = threading.Event(), []
-    write = writer_module._write_all
+    write = writer_module.write_all
 
     def slow(handle: object, data: bytes) -> None:
         writes.append(len(data))
@@ -109,7 +109,7 @@ def test_a_rank_trains_on_while_its_disk_hangs_and_says_what_was_dropped(
             release.wait()
         write(handle, data)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(writer_module, "_write_all", slow)
+    monkeypatch.setattr(writer_module, "write_all", slow)
     toy, session = start(tmp_path, buffer_bytes=2000, flush_records=1)
     for _ in range(20):
         step(toy)  # returns although nothing is written any more
