@@ -48,7 +48,7 @@ class TorchAdapter:
         self._apis = ApiCalls(session, self._values, self._backward, quiet)
         self._custom = CustomApis(session, self._apis.observe)
         graphs.install(session)
-        steps.install(session, self._before_optimizer, self._after_optimizer)
+        steps.install(session, self._before_optimizer, self._after_optimizer, self._apis.hidden)
         self._modules.install()
         self._apis.install()
         if session.config.level.apis:

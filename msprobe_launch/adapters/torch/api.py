@@ -153,7 +153,8 @@ class ApiCalls(TorchFunctionMode):
             _push_mode(mode)
 
     @contextmanager
-    def _hidden(self) -> Iterator[None]:
+    def hidden(self) -> Iterator[None]:
+        """Take the mode off for a while, if it is on."""
         was_on = bool(stack_depth()) and self in _get_current_function_mode_stack()
         if was_on:
             self.disarm()
@@ -221,7 +222,7 @@ class ApiCalls(TorchFunctionMode):
         if site is None:
             site = self._sites["compiled", name] = Site(None, "Compiled", name)
         session.guard.miss(f"inside of Compiled.{name}: not observable (compiled)")
-        with self._hidden():
+        with self.hidden():
             return self._observe(site, functools.partial(self._unobserved, function), args, kwargs)
 
     def _unobserved(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -229,7 +230,7 @@ class ApiCalls(TorchFunctionMode):
         session = self._session
         listening, session.listening = session.listening, False
         try:
-            with self._hidden():
+            with self.hidden():
                 return function(*args, **kwargs)
         finally:
             session.listening = listening or session.listening
@@ -242,7 +243,7 @@ class ApiCalls(TorchFunctionMode):
         def has_torch_function(relevant_args: Any) -> bool:
             if not stack_depth():
                 return bool(original(relevant_args))
-            with self._hidden():
+            with self.hidden():
                 return bool(original(relevant_args))
 
         torch.overrides.has_torch_function = has_torch_function
@@ -450,7 +451,7 @@ class ApiCalls(TorchFunctionMode):
     def _outer_collective(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self._session.recording or not self._session.config.level.apis:
             return func(*args, **kwargs)
-        with self._hidden():
+        with self.hidden():
             return self.__torch_function__(func, (), args, kwargs)
 
 
