@@ -508,6 +508,14 @@ class Session:
         return [call.op.text for call in self.modules if call.op is not None]
 
     @property
+    def names_modules(self) -> bool:
+        """True where the names of module calls matter: to records of their own, to parents in the files, to filters.
+
+        Level L1 has no parents in its files, as msprobe's has none, unless the task is structure.
+        """
+        return self.takes_modules or not self.gate.open or self.gate.names_only
+
+    @property
     def parent(self) -> OpRef | None:
         modules = self.modules
         return modules[-1].op if modules else None

@@ -21,7 +21,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from msprobe_launch.adapters.torch.backward import BackwardWatch
 from msprobe_launch.adapters.torch.edges import Inputs, inputs_of, next_sequence_number
-from msprobe_launch.adapters.torch.naming import ModuleInfo, ModuleNames
+from msprobe_launch.adapters.torch.naming import ModuleInfo, ModuleNames, is_compiled
 from msprobe_launch.adapters.torch.quiet import Quiet, from_compiler, is_traced
 from msprobe_launch.adapters.torch.steps import has_closure
 from msprobe_launch.adapters.torch.values import TorchValues
@@ -105,8 +105,29 @@ class ModuleCalls:
         finally:
             session.forward_done()
 
+    def _enclose(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that no record and no filter names (level L1): the base of the stacks inside it, and no more."""
+        session = self._session
+        call = None
+        try:
+            if module._compiled_call_impl is not None or is_compiled(module):
+                self._say_compiled(self._names.of(module))
+            call = session.enter_module(None, _frame())
+        except Exception as error:  # noqa: BLE001 - a guest
+            session.guard.lose("module input", error)
+        try:
+            return self._original(module, *args, **kwargs)
+        finally:
+            if call is not None:
+                session.leave_module(call)
+
+    def _say_compiled(self, info: ModuleInfo) -> None:
+        self._session.guard.miss(f"inside of {info.template.counter}: not observable (compiled)")
+
     def _record(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         session = self._session
+        if not session.names_modules:
+            return self._enclose(module, args, kwargs)
         state = call = None
         try:
             gradients = torch.is_grad_enabled()
@@ -139,7 +160,7 @@ class ModuleCalls:
         state.parent = session.parent
         op = session.open_call(info.template)
         if info.compiled or module._compiled_call_impl is not None:
-            session.guard.miss(f"inside of {info.template.counter}: not observable (compiled)")
+            self._say_compiled(info)
         if op is None:  # left out by a filter; it still encloses what runs inside
             segment = session.segment
             state.op = OpRef(info.template, segment.counters[info.template.counter] - 1, segment)
