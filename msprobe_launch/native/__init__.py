@@ -63,7 +63,7 @@ def load_table(
 
 
 def load_graph() -> Any:
-    """`Edges` and `whole` of graph.c; None where it is not compiled."""
+    """`Edges`, `whole` and `consumers` of graph.c; None where it is not compiled."""
     try:
         from msprobe_launch.native import _graph  # type: ignore[attr-defined,unused-ignore]
     except ImportError:

@@ -1,7 +1,6 @@
-/* What a call is to autograd, in its common cases: the edges of plain tensors among its arguments, and a call whose one
- * node consumes all its inputs.
+/* What a call is to autograd: the edges of its arguments, and the nodes that consume them.
  *
- * Both have their general form in adapters/torch/edges.py, which decides whatever is left to it here. The names of the
+ * The same in Python stands in adapters/torch/edges.py, which also decides what is left to it here. The names of the
  * attributes are PyTorch's; nothing else of it is known.
  *
  * Built against the stable interface of CPython 3.10: one library for all later versions.
@@ -153,7 +152,7 @@ static PyType_Spec edges_spec = {
     .slots = edges_slots,
 };
 
-/* -- calls of one node */
+/* -- nodes of a call */
 
 /* Which of the edges is (source, number), the first; -1 for none, -2 with an exception set. */
 static Py_ssize_t place_of(PyObject *edges, PyObject *source, long long number) {
@@ -202,30 +201,45 @@ static Py_ssize_t place_behind(PyObject *edges, PyObject *following, PyObject *n
     return place;
 }
 
-/* [(gradient slot, input)] of a node; NULL without an exception where the general form has to look. */
-static PyObject *hits_of(PyObject *following, PyObject *edges, long long first) {
-    Py_ssize_t count = PyTuple_Size(following);
-    PyObject *hits = PyList_New(0);
-    unsigned long long taken = 0;
+/* [(gradient slot, input)] of a node. Nodes of the call behind it that are not `seen` are put on `todo`; where that is
+ * NULL there must be none: then the answer is NULL without an exception. */
+static PyObject *hits_of(PyObject *node, PyObject *edges, long long first, PyObject *seen, PyObject *todo) {
+    PyObject *following = PyObject_GetAttr(node, n_next_functions), *hits = NULL;
+    if (following != NULL && PyTuple_Check(following))
+        hits = PyList_New(0);
+    Py_ssize_t count = hits == NULL ? 0 : PyTuple_Size(following);
     for (Py_ssize_t slot = 0; hits != NULL && slot < count; slot++) {
         PyObject *pair = PyTuple_GetItem(following, slot), *next = pair == NULL ? NULL : PyTuple_GetItem(pair, 0);
         if (next == Py_None)
             continue;
         Py_ssize_t place = next == NULL ? -2 : place_behind(edges, next, PyTuple_GetItem(pair, 1), first);
-        if (place == -1)
-            continue;
-        /* An input that goes in twice gets a sum of two gradients. */
-        int odd = place < 0 || place > 63 || (taken >> place & 1);
-        PyObject *hit = odd ? NULL : Py_BuildValue("(nn)", slot, place);
-        if (hit == NULL || PyList_Append(hits, hit) < 0)
+        int failed = 0;
+        if (place >= 0) {
+            PyObject *hit = Py_BuildValue("(nn)", slot, place);
+            failed = hit == NULL || PyList_Append(hits, hit) < 0;
+            Py_XDECREF(hit);
+        } else if (place == -2) {
+            int known = todo == NULL || PyErr_Occurred() ? -1 : PySet_Contains(seen, next);
+            failed = known < 0 || (!known && (PySet_Add(seen, next) < 0 || PyList_Append(todo, next) < 0));
+        }
+        if (failed)
             Py_CLEAR(hits);
-        else
-            taken |= 1ULL << place;
-        Py_XDECREF(hit);
     }
-    if (hits != NULL && !taken)
-        Py_CLEAR(hits);
+    Py_XDECREF(following);
     return hits;
+}
+
+/* True where there are inputs and each goes in once; one that goes in twice gets a sum of two gradients. */
+static int each_once(PyObject *hits) {
+    unsigned long long taken = 0;
+    Py_ssize_t count = PyList_Size(hits);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        Py_ssize_t place = PyLong_AsSsize_t(PyTuple_GetItem(PyList_GetItem(hits, i), 1));
+        if (place > 63 || (taken >> place & 1))
+            return 0;
+        taken |= 1ULL << place;
+    }
+    return count > 0;
 }
 
 PyDoc_STRVAR(whole_doc,
@@ -243,28 +257,64 @@ static PyObject *whole(PyObject *module, PyObject *args) {
         return NULL;
     if (node == Py_None)
         return node;
-    PyObject *number = PyObject_GetAttr(result, n_output_nr), *following = NULL, *hits = NULL;
+    PyObject *number = PyObject_GetAttr(result, n_output_nr), *hits = NULL;
     if (number == NULL)
         goto done;
     long long output = PyLong_AsLongLong(number);
     /* An output that is an input handed through has the graph of whatever made that input. */
     if (PyErr_Occurred() || place_of(edges, node, output) != -1)
         goto done;
-    following = PyObject_GetAttr(node, n_next_functions);
-    if (following != NULL && PyTuple_Check(following) && (hits = hits_of(following, edges, first)) != NULL)
+    hits = hits_of(node, edges, first, NULL, NULL);
+    if (hits != NULL && each_once(hits))
         answer = PyTuple_Pack(3, node, number, hits);
 done:
     Py_DECREF(node);
     Py_XDECREF(number);
-    Py_XDECREF(following);
     Py_XDECREF(hits);
     if (answer == NULL && !PyErr_Occurred())
         Py_RETURN_NONE;
     return answer;
 }
 
+PyDoc_STRVAR(consumers_doc,
+             "consumers(nodes, edges, sequence) -> [(node, [(gradient slot, input)])]: the nodes of a call that consume "
+             "one of its inputs. `nodes` is a dictionary by the nodes of its outputs.");
+
+static PyObject *consumers(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *nodes, *edges;
+    long long first;
+    if (!PyArg_ParseTuple(args, "O!O!L", &PyDict_Type, &nodes, &PyList_Type, &edges, &first))
+        return NULL;
+    PyObject *todo = PyDict_Keys(nodes), *seen = PySet_New(nodes), *found = PyList_New(0);
+    int failed = todo == NULL || seen == NULL || found == NULL;
+    for (Py_ssize_t left; !failed && (left = PyList_Size(todo)) > 0;) {
+        PyObject *node = PyList_GetItem(todo, left - 1), *hits = NULL;
+        Py_INCREF(node);
+        if (PyList_SetSlice(todo, left - 1, left, NULL) == 0)
+            hits = hits_of(node, edges, first, seen, todo);
+        failed = hits == NULL;
+        if (!failed && PyList_Size(hits) > 0) {
+            PyObject *entry = PyTuple_Pack(2, node, hits);
+            failed = entry == NULL || PyList_Append(found, entry) < 0;
+            Py_XDECREF(entry);
+        }
+        Py_XDECREF(hits);
+        Py_DECREF(node);
+    }
+    Py_XDECREF(todo);
+    Py_XDECREF(seen);
+    if (failed) {
+        Py_CLEAR(found);
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "next_functions is no tuple");
+    }
+    return found;
+}
+
 static PyMethodDef methods[] = {
     {"whole", whole, METH_VARARGS, whole_doc},
+    {"consumers", consumers, METH_VARARGS, consumers_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -17,7 +17,16 @@ import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction
 
-from msprobe_launch.adapters.torch.edges import Inputs, consumers, made_since, next_sequence_number, source_of, whole
+from msprobe_launch.adapters.torch.edges import (
+    Edge,
+    Inputs,
+    consumers,
+    made_since,
+    next_sequence_number,
+    places_of,
+    source_of,
+    whole,
+)
 from msprobe_launch.adapters.torch.quiet import Quiet
 from msprobe_launch.capture.plain import collect
 from msprobe_launch.records.model import CallRecord, OpRef, Value
@@ -91,7 +100,7 @@ class _Latest:
 
     def __init__(self, state: OpenBackward | OneNode, inputs: Inputs | None, result: Tensor) -> None:
         self.state = state
-        self.edges = inputs.places() if inputs is not None else {}
+        self.edges = places_of(inputs.edges) if inputs is not None else {}
         self.before = inputs.sequence if inputs is not None else None
         self.after = next_sequence_number()
         self.result = id(result)
@@ -169,6 +178,10 @@ def _is_whole(found: tuple[Any, list[tuple[int, int]]], nodes: dict[Any, Any]) -
     return node in nodes and (len(hits) == 1 or len({index for _, index in hits}) == len(hits))
 
 
+def _hold(edges: list[Edge | None], node: Any, number: int) -> bool:
+    return any(edge is not None and edge[0] is node and edge[1] == number for edge in edges)
+
+
 class BackwardWatch:
     """Watches calls for their gradients and emits their backward records when they are complete."""
 
@@ -214,19 +227,19 @@ class BackwardWatch:
         self, op: OpRef, parent: OpRef | None, inputs: Inputs | None, outputs: list[Tensor]
     ) -> OneNode | OpenBackward | None:
         """Watch a call of whatever form; None where it has made nothing to be watched."""
-        edges = inputs.places() if inputs is not None else {}
+        edges = inputs.edges if inputs is not None else []
         nodes: dict[Any, list[tuple[int, int]]] = {}
         for index, tensor in enumerate(outputs):
             node, number = source_of(tensor)
             # An output that is an input handed through has the graph of whatever made that input.
-            if node is not None and (id(node), number) not in edges:
+            if node is not None and not _hold(edges, node, number):
                 nodes.setdefault(node, []).append((number, index))
         if not nodes:
             return None
-        found = []
+        found: list[tuple[Any, list[tuple[int, int]]]] = []
         if inputs is not None and inputs.sequence is not None:
             found = consumers(nodes, edges, inputs.sequence)
-        count = len(inputs.edges) if inputs is not None else 0
+        count = len(edges)
         if len(outputs) == 1 and len(found) == 1 and _is_whole(found[0], nodes):
             node, hits = found[0]
             one = OneNode(self, op, parent, nodes[node][0][0], hits, count)

@@ -35,13 +35,14 @@ class Inputs:
         self.edges: list[Edge | None] = []
         self.sequence: int | None = None
 
-    def places(self) -> dict[tuple[int, int], int]:
-        """Edge by identity -> index; of a tensor that went in twice the first."""
-        found: dict[tuple[int, int], int] = {}
-        for index, edge in enumerate(self.edges):
-            if edge is not None:
-                found.setdefault((id(edge[0]), edge[1]), index)
-        return found
+
+def places_of(edges: Sequence[Edge | None]) -> dict[tuple[int, int], int]:
+    """Edge by identity -> index; of a tensor that went in twice the first."""
+    found: dict[tuple[int, int], int] = {}
+    for index, edge in enumerate(edges):
+        if edge is not None:
+            found.setdefault((id(edge[0]), edge[1]), index)
+    return found
 
 
 def inputs_of(values: Sequence[Any], keywords: dict[str, Any]) -> Inputs:
@@ -109,13 +110,14 @@ def _whole(_result: Tensor, _edges: list[Edge | None], _sequence: int) -> tuple[
     return None
 
 
-def consumers(
-    nodes: dict[Any, Any], edges: dict[tuple[int, int], int], sequence: int
+def _consumers(
+    nodes: dict[Any, Any], edges: list[Edge | None], sequence: int
 ) -> list[tuple[Any, list[tuple[int, int]]]]:
     """Nodes made by the call that consume one of its inputs, with (gradient slot, input index) each.
 
-    `nodes` are those of the outputs, `edges` the inputs by identity, `sequence` the number of the call's first node.
+    `nodes` are those of the outputs, `edges` the inputs, `sequence` the number of the call's first node.
     """
+    places = places_of(edges)
     todo = list(nodes)
     seen = None
     found = []
@@ -127,14 +129,14 @@ def consumers(
             slot += 1
             if following is None:
                 continue
-            index = edges.get((id(following), number))
+            index = places.get((id(following), number))
             if index is None:
                 order = following._sequence_nr()
                 if order < sequence and order >= 0:
                     continue  # older than the call
                 if order < 0 or order > LEAF_SEQUENCE:
                     leaf = getattr(following, "variable", None)
-                    index = edges.get((id(leaf), 0)) if leaf is not None else None
+                    index = places.get((id(leaf), 0)) if leaf is not None else None
                     if index is None:
                         continue
                 else:
@@ -153,6 +155,7 @@ def consumers(
 _graph = native.load_graph()
 _add_edges = _graph.Edges(frozenset({Tensor, Parameter}), _HOLDS_NONE, _collect_edges) if _graph else _collect_edges
 whole = _graph.whole if _graph else _whole
+consumers = _graph.consumers if _graph else _consumers
 
 
 def made_since(sequence: int, result: Any) -> Any:

@@ -59,6 +59,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "only a captured one": (lambda _: OUTSIDE * 2, (leaf(),)),
     "nested arguments": (torch.cat, ([inner(), leaf()],)),
     "seventy inputs": (lambda *values: torch.stack(values), tuple(inner() for _ in range(70))),
+    "a block": (lambda a: sum(F.linear(a, OUTSIDE).relu().split(1)) + a.sin() * a, (inner(),)),
     "no gradient": (torch.mul, (torch.ones(2), torch.ones(2))),
 }
 
@@ -70,12 +71,13 @@ def test_whole_is_what_consumers_find(name: str) -> None:
     result = function(*args)
     sequence = inputs.sequence if inputs.sequence is not None else edges.next_sequence_number()
     said = COMPILED.whole(result, inputs.edges, sequence)
-    places = inputs.places()
+    places = edges.places_of(inputs.edges)
     node, number = edges.source_of(result)
     expected = None
     if node is not None and (id(node), number) not in places:
         nodes = {node: [(number, 0)]}
-        found = edges.consumers(nodes, places, sequence)
+        found = edges._consumers(nodes, inputs.edges, sequence)
+        assert COMPILED.consumers(nodes, inputs.edges, sequence) == found
         if len(found) == 1 and _is_whole(found[0], nodes):
             expected = (node, number, found[0][1])
     if name == "seventy inputs":
@@ -132,5 +134,7 @@ def test_what_is_no_tensor_is_an_error() -> None:
         COMPILED.whole(3, [], 0)
     with pytest.raises(TypeError):
         COMPILED.whole(leaf(), (), 0)
+    with pytest.raises(AttributeError):
+        COMPILED.consumers({3: None}, [], 0)
     with pytest.raises(TypeError):
         COMPILED.Edges([], (), None)
