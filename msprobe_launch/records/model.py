@@ -7,35 +7,17 @@ A CallRecord becomes one line of the journal (`records.codec.record_line`) and i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Union
 
+from msprobe_launch.records.light import Light
 from msprobe_launch.records.names import NameTemplate
-
-if TYPE_CHECKING:
-    from msgspec import Struct as Recorded
-else:
-    try:
-        from msgspec import Struct
-
-        class Recorded(Struct, gc=False, eq=False):
-            """Not looked at by the garbage collector: there are thousands in a step, and none is part of a cycle."""
-
-    except ImportError:  # a rank's environment may be leaner than ours
-        from dataclasses import dataclass
-
-        class Recorded:
-            """The same without msgspec."""
-
-            def __init_subclass__(cls) -> None:
-                dataclass(eq=False)(cls)
-
 
 # (max, min, mean, L2 norm); None for a statistic that does not exist (empty tensor, mean of bools).
 Statistics = tuple[Any, Any, Any, Any]
 NO_STATISTICS: Statistics = (None, None, None, None)
 
 
-class TensorValue(Recorded):
+class TensorValue(Light):
     """A tensor as it was when it was seen.
 
     `head` is the JSON text of type, dtype and shape; `statistics` is filled at once on the host and at the next flush
@@ -52,7 +34,7 @@ class TensorValue(Recorded):
     saved: str | None = None
 
 
-class PlainValue(Recorded):
+class PlainValue(Light):
     """A value that is no tensor, as the JSON text of its record."""
 
     text: str
@@ -89,7 +71,7 @@ class Segment:
         }
 
 
-class OpRef(Recorded):
+class OpRef(Light):
     """One call: a name template with its number. `text` gives the op's name in the files."""
 
     template: NameTemplate
@@ -119,7 +101,7 @@ class OpRef(Recorded):
         return OpRef(self.template, self.number, self.segment) if self.backward else self
 
 
-class CallRecord(Recorded):
+class CallRecord(Light):
     """One direction of one call.
 
     Forward: `inputs` positional, `kwargs` keyword, `outputs`, and for modules `parameters`. Backward: `inputs` are the

@@ -29,6 +29,7 @@ from msprobe_launch.adapters.torch.edges import (
 )
 from msprobe_launch.adapters.torch.quiet import Quiet
 from msprobe_launch.capture.plain import collect
+from msprobe_launch.records.light import Light
 from msprobe_launch.records.model import CallRecord, OpRef, Value
 
 if TYPE_CHECKING:
@@ -42,52 +43,44 @@ Enclosing = tuple[OpRef, "OpRef | None", "list[int | None]"]
 places of its inputs among the other's: it gets the same gradients. (call, its parent, places)"""
 
 
-class OneNode:
+class OneNode(Light):
     """The backward of a call with one output, whose node consumes the inputs too: most calls. Hook and state in one.
 
-    `hits` are (gradient slot, input index), each input once; all that is recorded comes at one time.
+    `number` is which of the node's outputs the call returned, `hits` are (gradient slot, input index), each input once;
+    all that is recorded comes at one time.
     """
 
-    __slots__ = ("done", "enclosing", "hits", "inputs", "number", "op", "parent", "watch")
-
-    def __init__(
-        self,
-        watch: BackwardWatch,
-        op: OpRef,
-        parent: OpRef | None,
-        number: int,
-        hits: list[tuple[int, int]],
-        inputs: int,
-    ) -> None:
-        self.watch = watch
-        self.op = op
-        self.parent = parent
-        self.number = number  # which of the node's outputs the call returned
-        self.hits = hits
-        self.inputs = inputs
-        self.enclosing: list[Enclosing] | None = None
-        self.done = False
+    watch: BackwardWatch
+    op: OpRef
+    parent: OpRef | None
+    number: int
+    hits: list[tuple[int, int]]
+    inputs: int
+    enclosing: list[Enclosing] | None = None
+    done: bool = False
 
     def __call__(self, outgoing: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> None:
         self.watch.see_one(self, outgoing, incoming)
 
 
-class OpenBackward:
-    """A backward record that still waits for gradients, of any call."""
+class OpenBackward(Light):
+    """A backward record that still waits for gradients, of any call; `op` and `parent` are the call's own.
 
-    __slots__ = ("awaited", "done", "enclosing", "incoming", "missing", "op", "outgoing", "parent", "sums", "waiting")
+    `incoming` and `outgoing` have a place for each output and input; `missing` counts the contributions to come by
+    input, `sums` holds those of which some have come; `awaited` counts the hooks still to fire. It is `waiting` once it
+    has begun and is on the list of open ones.
+    """
 
-    def __init__(self, op: OpRef, parent: OpRef | None, outputs: int, inputs: int) -> None:
-        self.op = op  # like `parent` the call's own, not its backward direction
-        self.parent = parent
-        self.incoming: list[Value] = [None] * outputs
-        self.outgoing: list[Value] = [None] * inputs
-        self.missing = [0] * inputs  # contributions still to come, by input
-        self.sums: dict[int, Tensor] | None = None  # of inputs of which some have come
-        self.enclosing: list[Enclosing] | None = None
-        self.awaited = 0  # hooks still to fire
-        self.waiting = False  # has begun and is on the list of open ones
-        self.done = False
+    op: OpRef
+    parent: OpRef | None
+    incoming: list[Value]
+    outgoing: list[Value]
+    missing: list[int]
+    sums: dict[int, Tensor] | None = None
+    enclosing: list[Enclosing] | None = None
+    awaited: int = 0
+    waiting: bool = False
+    done: bool = False
 
 
 class _Latest:
@@ -108,39 +101,27 @@ class _Latest:
         self.node = node._sequence_nr()
 
 
-class NodeHook:
+class NodeHook(Light):
     """After a node has run: its inputs' gradients are outputs of the call, and where it made an output, vice versa.
 
     An object and not a closure: this is made for every recorded call, and a closure is six objects.
     """
 
-    __slots__ = ("hits", "places", "state", "watch")
-
-    def __init__(
-        self,
-        watch: BackwardWatch,
-        state: OpenBackward,
-        hits: list[tuple[int, int]],
-        places: list[tuple[int, int]] | None,
-    ) -> None:
-        self.watch = watch
-        self.state = state
-        self.hits = hits
-        self.places = places
+    watch: BackwardWatch
+    state: OpenBackward
+    hits: list[tuple[int, int]]
+    places: list[tuple[int, int]] | None
 
     def __call__(self, outgoing: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> None:
         self.watch.see(self.state, outgoing, self.hits, incoming, self.places)
 
 
-class NodePreHook:
+class NodePreHook(Light):
     """Before a node runs that made an output of the call: the gradients that come in."""
 
-    __slots__ = ("places", "state", "watch")
-
-    def __init__(self, watch: BackwardWatch, state: OpenBackward, places: list[tuple[int, int]]) -> None:
-        self.watch = watch
-        self.state = state
-        self.places = places
+    watch: BackwardWatch
+    state: OpenBackward
+    places: list[tuple[int, int]]
 
     def __call__(self, incoming: tuple[Tensor | None, ...]) -> None:
         self.watch.see(self.state, None, None, incoming, self.places)
@@ -245,7 +226,7 @@ class BackwardWatch:
             one = OneNode(self, op, parent, nodes[node][0][0], hits, count)
             node.register_hook(one)
             return one
-        state = OpenBackward(op, parent, len(outputs), count)
+        state = OpenBackward(op, parent, [None] * len(outputs), [None] * count, [0] * count)
         self._hook(state, nodes, found)
         return state
 

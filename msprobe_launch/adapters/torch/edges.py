@@ -13,6 +13,7 @@ from torch.nn import Parameter
 
 from msprobe_launch import native
 from msprobe_launch.capture.plain import MAX_DEPTH, collect, fields_of
+from msprobe_launch.records.light import Light
 
 Edge = tuple[Any, int]  # (autograd node or leaf tensor, output number)
 
@@ -22,18 +23,15 @@ _HOLDS_NONE = frozenset({int, float, bool, str, type(None), torch.dtype, torch.d
 LEAF_SEQUENCE = 1 << 62  # AccumulateGrad nodes carry the largest number there is
 
 
-class Inputs:
+class Inputs(Light):
     """The tensors that went into a call, as the graph knew them before it.
 
     `edges` has an entry per tensor, None for those without a gradient; `sequence` is the next autograd node's number,
     None where no input has a gradient.
     """
 
-    __slots__ = ("edges", "sequence")
-
-    def __init__(self) -> None:
-        self.edges: list[Edge | None] = []
-        self.sequence: int | None = None
+    edges: list[Edge | None]
+    sequence: int | None = None
 
 
 def places_of(edges: Sequence[Edge | None]) -> dict[tuple[int, int], int]:
@@ -50,14 +48,11 @@ def inputs_of(values: Sequence[Any], keywords: dict[str, Any]) -> Inputs:
 
     Must run before the call: an in-place operation gives its input another node.
     """
-    found = Inputs()
-    edges = found.edges
+    edges: list[Edge | None] = []
     _add_edges(values, edges)
     if keywords:
         _add_edges(keywords.values(), edges)
-    if any(edges):
-        found.sequence = next_sequence_number()
-    return found
+    return Inputs(edges, next_sequence_number() if any(edges) else None)
 
 
 def _collect_edges(values: Any, edges: list[Edge | None], depth: int = 0) -> None:

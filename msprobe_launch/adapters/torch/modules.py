@@ -26,6 +26,7 @@ from msprobe_launch.adapters.torch.quiet import Quiet, from_compiler, is_traced
 from msprobe_launch.adapters.torch.steps import has_closure
 from msprobe_launch.adapters.torch.values import TorchValues
 from msprobe_launch.capture.plain import output_items
+from msprobe_launch.records.light import Light
 from msprobe_launch.records.model import CallRecord, OpRef, Value
 
 if TYPE_CHECKING:
@@ -230,18 +231,18 @@ def _is_uninitialized(parameters: Mapping[str, Any]) -> bool:
 _RAISED = object()
 
 
-class _Before:
-    """What was seen at the start of a module call. `op` is None where the module is no op of its own."""
+class _Before(Light):
+    """What was seen at the start of a module call. `op` is None where the module is no op of its own.
 
-    __slots__ = ("gradients", "inputs", "op", "parent", "record", "sequence")
+    `sequence` is for task structure: the number of the next autograd node.
+    """
 
-    def __init__(self) -> None:
-        self.op: OpRef | None = None
-        self.parent: OpRef | None = None
-        self.record: CallRecord | None = None
-        self.inputs: Inputs | None = None
-        self.sequence: int | None = None  # task structure: the number of the next autograd node
-        self.gradients = False
+    op: OpRef | None = None
+    parent: OpRef | None = None
+    record: CallRecord | None = None
+    inputs: Inputs | None = None
+    sequence: int | None = None
+    gradients: bool = False
 
 
 class ParameterGradients:
