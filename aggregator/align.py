@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,9 +51,19 @@ class Side:
     def __init__(self, dump: RankDump, op_names: Sequence[str | None], wrapper: re.Pattern[str]) -> None:
         self.dump = dump
         self.op_of_row: npt.NDArray[np.int64] = dump.items["op"].to_numpy().astype(np.int64)
-        self.names = [name if name is None else wrapper.sub("", name) for name in op_names]
+        self._given, self._wrapper = op_names, wrapper
         self._table = dump.items
         self._bounds: dict[int, list[int]] | None = None
+
+    @cached_property
+    def names(self) -> list[str | None]:
+        """Ops' names without wrappers."""
+        return [name if name is None else self._wrapper.sub("", name) for name in self._given]
+
+    @cached_property
+    def groups(self) -> list[Group | None]:
+        """What each op's call is one of; None for what is no numbered call, or not to be matched."""
+        return [_group(name) for name in self.names]
 
     def rows(self, op: int) -> list[int]:
         """Rows of an op."""
@@ -81,11 +92,23 @@ class Side:
         return out
 
 
+def _group(name: str | None) -> Group | None:
+    try:
+        parsed = OpName.parse(name or "")
+    except ValueError:
+        return None
+    return parsed.stem, parsed.phase
+
+
 # -- positional against keyword
 
 
-def arguments(target: Side, bench: Side, bench_row: npt.NDArray[np.int64]) -> int:
+def arguments(
+    target: Side, bench: Side, bench_row: npt.NDArray[np.int64], shifted: Collection[Group] = frozenset()
+) -> int:
     """Match inputs of one call that only one side recorded as a keyword; how many were matched.
+
+    Calls of `shifted` groups are left alone: equal names are not equal calls there.
 
     Inputs of one type and shape (and place within a list or dictionary) belong together; where several have these,
     those with one value do, and then their order decides.
@@ -95,10 +118,11 @@ def arguments(target: Side, bench: Side, bench_row: npt.NDArray[np.int64]) -> in
     open_ops = set(np.unique(target.op_of_row[bench_row < 0]).tolist())
     free_ops = set(np.unique(bench.op_of_row[~taken]).tolist())
     places = dict(_numbered(bench.names))
+    groups = target.groups
     count = 0
     for name, op in _numbered(target.names):
         other = places.get(name)
-        if other is None or op not in open_ops or other not in free_ops:
+        if other is None or op not in open_ops or other not in free_ops or groups[op] in shifted:
             continue
         mine = [item for item in target.items([r for r in target.rows(op) if bench_row[r] < 0]) if item.role == _INPUT]
         theirs = [item for item in bench.items([r for r in bench.rows(other) if not taken[r]]) if item.role == _INPUT]
@@ -162,6 +186,31 @@ class _Call:
     items: tuple[_Item, ...]
 
 
+Group = tuple[str, Phase]
+"""What calls are numbered within: an API or module, and a direction."""
+
+
+def uneven(target: Side, bench: Side) -> dict[Group, tuple[int, int]]:
+    """How often each side makes calls of what one calls more often than the other: numbers may be shifted there.
+
+    So are those of the calls' other direction, however many there are.
+    """
+    counts = [Counter(group for group in side.groups if group is not None) for side in (target, bench)]
+    found = {
+        group: (count, counts[1][group])
+        for group, count in counts[0].items()
+        if counts[1][group] and counts[1][group] != count and count * counts[1][group] <= MOST_CELLS
+    }
+    for stem, phase in list(found):
+        other = _OPPOSITE.get(phase)
+        if other is not None and counts[0][stem, other] and counts[1][stem, other]:
+            found.setdefault((stem, other), (counts[0][stem, other], counts[1][stem, other]))
+    return found
+
+
+_OPPOSITE = {Phase.FORWARD: Phase.BACKWARD, Phase.BACKWARD: Phase.FORWARD}
+
+
 def calls(target: Side, bench: Side, bench_row: npt.NDArray[np.int64]) -> int:
     """Align the open calls of every API and module; how many items were matched.
 
@@ -173,31 +222,54 @@ def calls(target: Side, bench: Side, bench_row: npt.NDArray[np.int64]) -> int:
     mine = _grouped(target, bench_row >= 0)
     theirs = _grouped(bench, taken)
     count = 0
-    for key, own in mine.items():
-        for a, b in _aligned(own, theirs.get(key, [])):
+    numbers: dict[str, dict[int, int]] = {}  # of the forward calls of one API that were aligned
+    for (stem, phase), own in sorted(mine.items(), key=lambda entry: entry[0][1] is Phase.BACKWARD):
+        others = theirs.get((stem, phase), [])
+        pairs: list[tuple[_Call, _Call]] = []
+        if phase is Phase.BACKWARD and stem in numbers:
+            pairs, own, others = _like_forward(own, others, numbers[stem])
+        pairs += _aligned(own, others)
+        if phase is Phase.FORWARD:
+            numbers[stem] = {a.number: b.number for a, b in pairs}
+        for a, b in pairs:
             for x, y in zip(a.items, b.items, strict=True):
                 bench_row[x.row] = y.row
                 count += 1
     return count
 
 
-def _grouped(side: Side, done: npt.NDArray[np.bool_]) -> dict[tuple[str, Phase], list[_Call]]:
+def _like_forward(
+    own: list[_Call], others: list[_Call], numbers: dict[int, int]
+) -> tuple[list[tuple[_Call, _Call]], list[_Call], list[_Call]]:
+    """Backward calls of forward calls that are opposite each other; and those of no such call, of either side."""
+    there = {call.number: call for call in others}
+    pairs = []
+    for call in own:
+        other = there.get(numbers.get(call.number, -1))
+        if other is not None and other.looks == call.looks:
+            pairs.append((call, other))
+    known = set(numbers.values())
+    return (
+        pairs,
+        [call for call in own if call.number not in numbers],
+        [call for call in others if call.number not in known],
+    )
+
+
+def _grouped(side: Side, done: npt.NDArray[np.bool_]) -> dict[Group, list[_Call]]:
     """Calls none of whose items is matched, by API or module and direction, in the order of their numbers."""
-    out: dict[tuple[str, Phase], list[_Call]] = defaultdict(list)
+    out: dict[Group, list[_Call]] = defaultdict(list)
     some = np.zeros(len(side.names), bool)
     some[side.op_of_row[done]] = True
+    groups = side.groups
     for op in np.unique(side.op_of_row[~done]).tolist():
-        name = side.names[op]
-        if name is None or some[op]:
-            continue
-        try:
-            parsed = OpName.parse(name)
-        except ValueError:
+        name, group = side.names[op], groups[op]
+        if name is None or group is None or some[op]:
             continue
         items = side.items(side.rows(op))
         looks = tuple((item.role, item.path, item.dtype, item.shape) for item in items)
-        call = _Call(op, parsed.call or 0, looks, tuple(item.norm for item in items), tuple(items))
-        out[parsed.stem, parsed.phase].append(call)
+        number = OpName.parse(name).call or 0
+        out[group].append(_Call(op, number, looks, tuple(item.norm for item in items), tuple(items)))
     for found in out.values():
         found.sort(key=lambda call: call.number)
     return out

@@ -253,7 +253,8 @@ def _of_statistics(
     allowed = dtype.of(lambda text: tolerance_of(text) or 0.0, 0.0)
     exact = allowed == 0.0
     gradients = partition.gradients(table)
-    allowed = _widened(table, allowed, npu.is_number[0], gradients)
+    # A cast that only the target has is a divergence, and excuses nothing after it.
+    allowed = _widened(table, allowed, npu.is_number[0] & matched, gradients)
     single = SINGLE_ELEMENT
     if tolerance is not None:
         allowed, single = np.full(len(allowed), tolerance), 1.0
@@ -359,12 +360,12 @@ def _is_device(text: str) -> bool:
 
 
 def _widened(
-    table: pa.Table, own: npt.NDArray[np.float64], is_number: npt.NDArray[np.bool_], gradients: partition.Gradients
+    table: pa.Table, own: npt.NDArray[np.float64], widens: npt.NDArray[np.bool_], gradients: partition.Gradients
 ) -> npt.NDArray[np.float64]:
-    """T of each row, given that of its dtype (0 for what must be equal)."""
+    """T of each row, given that of its dtype (0 for what must be equal); rows that widen do so for all after them."""
     keeps = partition.texts(table, "role").among(lambda text: text == "parameters")
     keeps |= partition.texts(table, "NPU Dtype").among(lambda text: text.startswith("<class") or text == "float")
-    so_far = np.maximum.accumulate(np.where(is_number & ~keeps, own, 0.0))
+    so_far = np.maximum.accumulate(np.where(widens & ~keeps, own, 0.0))
     # Mean and norm of an integer tensor were computed in floating point all the same.
     float32 = WIDE_MULTIPLE * 2.0**-24
     allowed = np.where(own > 0.0, np.where(keeps, own, np.fmax(own, so_far)), float32)

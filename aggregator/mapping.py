@@ -95,6 +95,8 @@ def _yaml(path: Path) -> Any:
         for key_node, _ in node.value:
             key = loader.construct_object(key_node, deep=True)
             line = key_node.start_mark.line + 1
+            if not isinstance(key, str | int | float | bool | None):
+                raise ConfigError(f"{path}, line {line}: a {type(key).__name__} cannot be a name")
             if key in seen:
                 raise ConfigError(f"{path}, line {line}: '{key}' stands there twice (first in line {seen[key]})")
             seen[key] = line

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +83,15 @@ def match(target: RankDump, bench: RankDump, options: Options = PLAIN) -> Matchi
     else:
         (names, op_names), (bench_names, bench_op_names) = ((side.items, side.ops) for side in other[:2])
         notes += other[2]
+    sides = (
+        align.Side(target, op_names or target.ops["name"].to_pylist(), WRAPPER),
+        align.Side(bench, bench_op_names or bench.ops["name"].to_pylist(), WRAPPER),
+    )
+    shifted = align.uneven(*sides) if options.fuzzy else {}
+    if shifted:
+        names, bench_names = (
+            _without(given, side, shifted) for given, side in zip((names, bench_names), sides, strict=True)
+        )
     for label, rule in RULES.items():
         places = found.open()
         if places is None:
@@ -92,15 +101,13 @@ def match(target: RankDump, bench: RankDump, options: Options = PLAIN) -> Matchi
         if hits and label == WITHOUT_WRAPPERS:
             notes.append(f"{hits} items matched only after wrapper prefixes ({', '.join(WRAPPERS)}) were left out")
     if found.open() is not None:
-        sides = (
-            align.Side(target, op_names or target.ops["name"].to_pylist(), WRAPPER),
-            align.Side(bench, bench_op_names or bench.ops["name"].to_pylist(), WRAPPER),
-        )
-        if hits := align.arguments(*sides, found.bench_row):
+        if hits := align.arguments(*sides, found.bench_row, shifted):
             notes.append(f"{hits} inputs are positional on one side and keywords on the other")
         if options.fuzzy and (hits := align.calls(*sides, found.bench_row)):
             notes.append(f"{hits} items matched by the order of their calls (--fuzzy-match)")
         found.refresh()
+    if not options.fuzzy and not (found.taken.all() and (found.bench_row >= 0).all()):
+        notes += _shifts(align.uneven(*sides))
     if not found.taken.any():
         raise NothingUsable(
             f"none of the target's {len(names)} items has a counterpart among the bench's {len(bench_names)}: "
@@ -212,6 +219,28 @@ def _unwrapped(names: pa.Array) -> pa.Array:
     keys = [WRAPPER.sub("", name) if name is not None and _MODULE.match(name) else None for name in names.to_pylist()]
     times = Counter(keys)
     return pa.array([key if times[key] == 1 else None for key in keys], pa.string())
+
+
+# -- calls whose numbers are shifted
+
+
+def _without(names: pa.Array, side: align.Side, shifted: Collection[align.Group]) -> pa.Array:
+    """Item names, null for items of calls whose number says nothing."""
+    groups = side.groups
+    odd = np.array([group in shifted for group in groups], bool)[side.op_of_row]
+    return pc.if_else(pa.array(odd), pa.scalar(None, pa.string()), names)
+
+
+def _shifts(uneven: Mapping[align.Group, tuple[int, int]]) -> list[str]:
+    if not uneven:
+        return []
+    (first, phase), (own, other) = next(iter(uneven.items()))
+    count = len({stem for stem, _ in uneven})
+    return [
+        f"{count} APIs or modules are called more often by one side, from '{first}' {phase.value} ({own} times, "
+        f"the bench {other}): if that is one call more in between, calls after it stand opposite others; "
+        "--fuzzy-match aligns them by what they hold"
+    ]
 
 
 # -- what is left

@@ -272,7 +272,8 @@ def limits(table: pa.Table, step: int | None, thresholds: Thresholds = DEFAULT) 
     count = len(names)
     set_for = [thresholds.of(name) for name in names]
     own = partition.texts(table, "NPU Dtype").of(roundoff, 0.0)
-    stored = _largest(op, own, own > 0.0, count)
+    # A cast that only the target has is a divergence, and excuses nothing after it.
+    stored = _largest(op, own, (own > 0.0) & partition.matched(table), count)
     backward = np.array([*(_op_of(name).backward for name in names)], bool)
     for place, entry in enumerate(set_for):
         if entry is None:

@@ -38,6 +38,7 @@ class Kind(IntEnum):
     PLAIN = 5  # no tensor
     LACKING = 6  # nothing on some of them
     APART = 7  # nothing that adds up
+    REDUCED = 8  # parts of a reduction that statistics do not give: a norm, a maximum, a sum over data
 
 
 class Source(IntEnum):
@@ -295,8 +296,10 @@ def _by_placements(side: Side, stage: int, rank: int, text: str) -> Verdict:
         elif on_tp:
             how = placement.get("Partial", {}).get("reduce_op", "")
             if how not in ("sum", ""):
-                return Verdict(Kind.APART, source=Source.PLACEMENTS, problem=f"parts of a reduction by {how}")
+                return Verdict(Kind.REDUCED, source=Source.PLACEMENTS)
             kind = Kind.PARTIAL
+        elif on_dp and "Partial" in placement:
+            return Verdict(Kind.REDUCED, source=Source.PLACEMENTS)
         elif on_dp and "Shard" in placement:
             # Where data parallel ranks are compared one by one, the other side's are divided alike.
             dp_dim = int(placement["Shard"]["dim"]) if together else None
@@ -346,5 +349,6 @@ def words(verdict: Verdict, ranks: Sequence[int]) -> str:
         Kind.BESIDE: "part against part",
         Kind.APART: "not put together",
         Kind.LACKING: "not on all ranks",
+        Kind.REDUCED: f"parts of a reduction{behind}",
     }.get(verdict.kind, "")
     return f"{who}: {how}" if how else who

@@ -30,7 +30,7 @@ _INPUT, _PARAMETERS, _OUTPUT, _GRADIENT = (
 )
 
 _PLAIN = r"^(?:<class|torch\.Size|torch\.ProcessGroup|slice)"
-_OK, _BATCHES, _SIZE, _GROUP, _RANKS, _LACKING, _BIAS, _APART, _ELSEWHERE = range(9)
+_OK, _BATCHES, _SIZE, _GROUP, _RANKS, _LACKING, _BIAS, _APART, _ELSEWHERE, _REDUCED = range(10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,7 @@ def judge(
 
     kinds, other_kinds = own.kinds, np.where(found, other.kinds[at], int(Kind.SINGLE))
     why[found & (why == 0) & ((kinds == Kind.LACKING) | (other_kinds == Kind.LACKING))] = _LACKING
+    why[found & (why == 0) & ((kinds == Kind.REDUCED) | (other_kinds == Kind.REDUCED))] = _REDUCED
     # A bias that is added after the sum belongs to another call here.
     inverse = np.full(bench.height, -1, np.int64)
     inverse[bench_row[found]] = np.flatnonzero(found)
@@ -144,6 +145,7 @@ def judge(
         _LACKING: "not compared: not all ranks of the group have it",
         _BIAS: "not comparable: parts of a sum, to which the other side has added its bias already",
         _APART: "not put together",
+        _REDUCED: "not comparable: parts of a reduction that is no sum over tensor-parallel ranks",
         _ELSEWHERE: "not compared here: a shard of this rank; the whole is compared with the first rank",
     }
     return Judged(why, whys, finding, tuple(said), mine, theirs.part, sums, whole.summands, theirs.summands)

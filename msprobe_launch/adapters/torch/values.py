@@ -390,7 +390,10 @@ def _placement(placement: Any) -> str:
     if placement.is_shard():
         return f'{{"Shard": {{"dim": {placement.dim}}}}}'
     if placement.is_partial():
-        return f'{{"Partial": {{"reduce_op": {quote(str(placement.reduce_op))}}}}}'
+        how = str(placement.reduce_op)
+        if how == "sum" and hasattr(placement, "norm_type"):
+            how = f"norm{placement.norm_type}"  # torch's `_NormPartial` calls itself a sum, and is one of powers
+        return f'{{"Partial": {{"reduce_op": {quote(how)}}}}}'
     return '{"Replicate": {}}'
 
 

@@ -358,6 +358,17 @@ def test_float32_that_was_computed_from_bfloat16_is_judged_as_such(compare_ops, 
     assert found.excess("Torch.e.0.forward.input.0") > 1.0
 
 
+def test_a_cast_that_only_the_target_has_excuses_nothing(compare_ops, make_call, make_value):
+    """What it changes is judged as float32: it hid itself, and the rank that only received from it was named."""
+    one, off = make_call(scaled(make_value, 1.0)), make_call(scaled(make_value, 1.001))
+    half = make_call(scaled(make_value, 1.0, dtype="torch.bfloat16"))
+    found = compare_ops(
+        {"Torch.a.0.forward": one, "Tensor.bfloat16.0.forward": half, "Torch.c.0.forward": off},
+        {"Torch.a.0.forward": one, "Torch.c.0.forward": one},
+    )
+    assert found.excess("Torch.c.0.forward.input.0") > 1.0
+
+
 def test_gradients_of_bfloat16_are_sums_over_all_tokens(compare_ops, make_call, make_value):
     def ops(off):
         half = {"dtype": "torch.bfloat16"}

@@ -175,6 +175,7 @@ def test_layer_mapping(pairs, tmp_path):
         ("data", "- a", "holds list"),
         ("data", "a: b\nc: b\n", "line 2: 'b' is given to both 'a' and 'c'"),
         ("data", "a: b\na: c\n", "line 2: 'a' stands there twice"),
+        ("cell", "a: b\n? [c]\n: d\n", "line 2: a list cannot be a name"),
         ("data", "a: [b]", "line 1: 'a' needs one name"),
         ("data", "a: : b", "is not YAML"),
         ("api", "- ms_api: a\n  pt_api: b\n- ms_apis: a\n", "line 3: unknown key 'ms_apis'. Did you mean 'ms_api'"),
@@ -440,6 +441,36 @@ def test_a_call_more_is_aligned_by_what_the_calls_hold(pairs):
         f"Functional.linear.{a}.forward.input.0": f"Functional.linear.{b}.forward.input.0"
         for a, b in ((10, 0), (11, 1), (13, 2), (14, 3))
     }
+
+
+def test_a_call_more_in_the_middle_does_not_shift_the_others(pairs):
+    """Logging: one `x + 1` more, outside the graph. Its backward calls have the numbers of their forward calls."""
+
+    def adds(norms, without=()):
+        forward = {f"Tensor.add.{i}.forward": call(tensor(norm), tensor(norm)) for i, norm in enumerate(norms)}
+        backward = {
+            f"Tensor.add.{i}.backward": {"input": [tensor(100 + norm)]}
+            for i, norm in reversed(list(enumerate(norms)))
+            if i not in without
+        }
+        return forward | backward
+
+    bench = adds([1.0, 2.0, 3.0])
+    target = adds([1.0, 50.0, 2.0, 3.0], without={1})
+    plain = pairs(target, bench)
+    assert plain["Tensor.add.1.forward.input.0"] == "Tensor.add.1.forward.input.0"
+    (note,) = (note for note in pairs.notes if "--fuzzy-match" in note)
+    assert note.startswith(
+        "1 APIs or modules are called more often by one side, from 'Tensor.add' forward (4 times, the"
+    )
+    expected = {
+        f"Tensor.add.{a}.{rest}": f"Tensor.add.{b}.{rest}"
+        for a, b in ((0, 0), (2, 1), (3, 2))
+        for rest in ("forward.input.0", "forward.input.1", "backward.input.0")
+    }
+    assert pairs(target, bench, FUZZY) == expected
+    assert pairs(bench, target, FUZZY) == {b: a for a, b in expected.items()}
+    assert not any("called more often" in note for note in pairs.notes)
 
 
 def test_calls_of_another_shape_are_not_aligned(pairs):

@@ -70,6 +70,16 @@ def linear(make_value: Any, make_call: Any) -> Callable[..., Any]:
 OUT = "Functional.linear.0.forward.output.0"
 
 
+def test_a_cast_that_only_the_target_has_excuses_nothing(judge, make_call, make_value):
+    one, off = (make_call(tensor(make_value, norm)) for norm in (1.0, 1.001))
+    half = make_call(tensor(make_value, 1.0, dtype="torch.bfloat16"))
+    cast = {"Tensor.bfloat16.0.forward": half}
+    found = judge({**cast, "Torch.c.0.forward": off}, {"Torch.c.0.forward": one})
+    assert found["Torch.c.0.forward.input.0"][0] > 1.0
+    found = judge({**cast, "Torch.c.0.forward": off}, {**cast, "Torch.c.0.forward": one})
+    assert found["Torch.c.0.forward.input.0"][0] < 1.0
+
+
 @pytest.mark.parametrize(
     ("dtype", "width", "threshold"),
     [
