@@ -62,8 +62,8 @@ class Options:
 PLAIN = Options()
 
 
-def match(target: RankDump, bench: RankDump, options: Options = PLAIN) -> Matching:
-    """Match two dumps of one rank.
+def match(target: RankDump, bench: RankDump, options: Options = PLAIN, *, paired: bool = False) -> Matching:
+    """Match two dumps of one rank. `paired`: calls were put opposite each other already, and have the same names.
 
     Raises NothingUsable, with names from both sides, where no item of the target has a counterpart.
     """
@@ -87,7 +87,7 @@ def match(target: RankDump, bench: RankDump, options: Options = PLAIN) -> Matchi
         align.Side(target, op_names or target.ops["name"].to_pylist(), WRAPPER),
         align.Side(bench, bench_op_names or bench.ops["name"].to_pylist(), WRAPPER),
     )
-    shifted = align.uneven(*sides) if options.fuzzy else {}
+    shifted = align.uneven(*sides) if options.fuzzy and not paired else {}
     if shifted:
         names, bench_names = (
             _without(given, side, shifted) for given, side in zip((names, bench_names), sides, strict=True)
@@ -106,7 +106,7 @@ def match(target: RankDump, bench: RankDump, options: Options = PLAIN) -> Matchi
         if options.fuzzy and (hits := align.calls(*sides, found.bench_row)):
             notes.append(f"{hits} items matched by the order of their calls (--fuzzy-match)")
         found.refresh()
-    if not options.fuzzy and not (found.taken.all() and (found.bench_row >= 0).all()):
+    if not (options.fuzzy or paired) and not (found.taken.all() and (found.bench_row >= 0).all()):
         notes += _shifts(align.uneven(*sides))
     if not found.taken.any():
         raise NothingUsable(

@@ -1,10 +1,11 @@
 """Over all ranks: the first divergence, and the ops that differ most.
 
-The first divergence is the earliest in (step, call order, rank), outputs of collectives last. One case is turned
-round: where *all* ranks (three or more) first differ at the same item, that difference points to the job (device,
-version, data) and not to a rank. If it also did not spread, that is if most of what was compared after it agrees again,
-while a later item singles out less than half of the ranks by a wide margin, then that later item is the culprit and the
-common one is told beside it.
+The first divergence is the earliest in (step, call order, rank), outputs of collectives last. Ranks that make other
+calls are lined up by the calls they share (`merge.plan`), so that one that logs more is not later for it. One case is
+turned round: where *all* ranks (three or more) first differ at the same item, that difference points to the job
+(device, version, data) and not to a rank. If it also did not spread, that is if most of what was compared after it
+agrees again, while a later item singles out less than half of the ranks by a wide margin, then that later item is the
+culprit and the common one is told beside it.
 """
 
 from __future__ import annotations
@@ -48,16 +49,20 @@ class First:
 
 
 def order(divergence: Divergence) -> tuple[int, bool, int, int, int]:
-    """Sort key: step, received or not, call order, rank, row; unknown steps and ranks last.
-
-    What a collective gives has come from another rank, whose own first divergence (what went in) was before it,
-    wherever the two stand in the call orders of their ranks.
-    """
+    """Sort key: step, received or not, call order of its own rank, rank, row; unknown steps and ranks last."""
     big = 1 << 62
     step = big if divergence.step is None else divergence.step
-    rank = big if divergence.rank is None else divergence.rank
-    received = divergence.item.startswith("Distributed.") and ".output." in divergence.item
-    return step, received, divergence.position, rank, divergence.row
+    return step, _received(divergence), divergence.position, _rank(divergence), divergence.row
+
+
+def _rank(divergence: Divergence) -> int:
+    return 1 << 62 if divergence.rank is None else divergence.rank
+
+
+def _received(divergence: Divergence) -> bool:
+    """What a collective gave has come from another rank, whose own first divergence (what went in) was before it,
+    wherever the two stand in the call orders of their ranks."""
+    return divergence.item.startswith("Distributed.") and ".output." in divergence.item
 
 
 def first(
@@ -69,10 +74,14 @@ def first(
         return First(None)
     earliest = min(found, key=order)
     same_step = sorted((entry for entry in compared if entry.step == earliest.step), key=rank_order)
-    shared = all(entry.first is not None and entry.first.item == earliest.item for entry in same_step)
-    if not shared or len(same_step) < 3:
+    apart = {entry.first.item for entry in same_step if entry.first is not None}
+    shared = len(apart) == 1 and all(entry.first is not None for entry in same_step)
+    if len(apart) == 1 and (not shared or len(same_step) < 3):
         return First(earliest)
     plan = merge.plan(same_step[0].mode, [RankTable(entry.rank, entry.partition) for entry in same_step])
+    if not shared:
+        firsts = [entry.first for entry in same_step if entry.first is not None]
+        return First(min(firsts, key=lambda one: (_received(one), _merged_row(plan, one), _rank(one))))
     outlier = _outlier(plan, same_step, earliest)
     if outlier is None:
         return First(earliest)

@@ -181,7 +181,7 @@ def _matched(
     dump = target.skeleton
     items = tables.with_column(dump.items, "name", names[1])
     ops = tables.with_column(dump.ops, "name", pa.array(names[0], pa.string()))
-    matching = match.match(replace(dump, items=items, ops=ops), bench.skeleton, options)
+    matching = match.match(replace(dump, items=items, ops=ops), bench.skeleton, options, paired=True)
     back = dict(zip(names[0], own_names, strict=True))
     alone = tuple(
         replace(entry, op=back.get(entry.op, entry.op)) if entry.side == "target" else entry

@@ -73,6 +73,25 @@ def test_two_ranks_are_no_crowd(compared: Compared) -> None:
     assert _first(every) == (0, "3", None)
 
 
+def test_a_rank_that_makes_more_calls_is_not_later_for_it(
+    tmp_path: Path, make_row: Row, result_csv: Callable[..., Path]
+) -> None:
+    """Rank 0 logs twice before its fault at `b`; rank 1 differs one call after, by what came of it."""
+
+    def rank(number: int, names: list[str], off: str) -> RankComparison:
+        rows = [make_row(f"Torch.{name}.0.forward.output.0", 1.0 + 0.1 * (name == off)) for name in names]
+        path = result_csv(tmp_path / f"{number}.csv", rows)
+        found = results.load(ResultFile(path, 0, number, 1), path.with_suffix(".parquet"))
+        assert isinstance(found, RankComparison)
+        return found
+
+    every = [rank(0, ["a", "log", "max", "b", "c", "d"], "b"), rank(1, ["a", "b", "c", "d"], "c")]
+    for compared in (every, every[::-1]):
+        culprit = overall.first(compared, pipeline.divergence_at).culprit
+        assert culprit is not None
+        assert (culprit.rank, culprit.item) == (0, "Torch.b.0.forward.output.0")
+
+
 def test_what_a_collective_gave_comes_after_what_went_in(
     tmp_path: Path, make_row: Row, result_csv: Callable[..., Path]
 ) -> None:
